@@ -1,0 +1,125 @@
+"""What a command is, and the one way in which commands print: a table for people, or one JSON object for scripts.
+
+A command is a module with ``add_arguments(parser)`` and ``run(args) -> Result``. Bad input raises
+`rlvr_pl.errors.UserError` before anything is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlvr_pl.errors import UserError
+
+
+@dataclass
+class Table:
+    """A titled table: header and rows of strings or numbers."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+
+@dataclass
+class Result:
+    """What a command found: `data` is the JSON object, `tables` and `notes` are what a person reads."""
+
+    data: dict[str, Any]
+    tables: list[Table] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def add_output_arguments(parser: argparse.ArgumentParser, table: bool = True) -> None:
+    """``--json`` for every command, and ``--out FILE`` (CSV or Markdown by its ending) for commands with tables."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout, and nothing else")
+    if table:
+        parser.add_argument("--out", type=Path, metavar="FILE", help="also write the tables to FILE (.csv or .md)")
+        parser.add_argument("--overwrite", action="store_true", help="allow --out to replace an existing file")
+
+
+def emit(result: Result, args: argparse.Namespace, *, write_out: bool = True) -> None:
+    """Print the result as asked for by `add_output_arguments`."""
+    out: Path | None = getattr(args, "out", None) if write_out else None
+    if out is not None:
+        _write(result, out, getattr(args, "overwrite", False))
+    if args.json:
+        print(json.dumps(jsonable(result.data), allow_nan=False))
+        return
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+    console = Console()
+    for table in result.tables:
+        rich = RichTable(title=table.title, title_justify="left")
+        for name in table.columns:
+            rich.add_column(name)
+        for row in table.rows:
+            rich.add_row(*(_cell(x) for x in row))
+        console.print(rich)
+    for note in result.notes:
+        console.print(note, markup=False, highlight=False)
+
+
+def check_out(args: argparse.Namespace) -> None:
+    """Refuse an unusable ``--out`` before the work starts."""
+    out: Path | None = getattr(args, "out", None)
+    if out is None:
+        return
+    if out.suffix not in (".csv", ".md"):
+        raise UserError(f"--out {out}: the ending must be .csv or .md")
+    if out.exists() and not getattr(args, "overwrite", False):
+        raise UserError(f"--out {out}: the file exists; choose another name or pass --overwrite")
+    if not out.parent.is_dir():
+        raise UserError(f"--out {out}: the folder {out.parent} does not exist")
+
+
+def jsonable(x: Any) -> Any:
+    """`x` with NaN and infinities as null, so that every reader of JSON can read it."""
+    if isinstance(x, float):
+        return x if math.isfinite(x) else None
+    if isinstance(x, dict):
+        return {str(k): jsonable(v) for k, v in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [jsonable(v) for v in x]
+    return x
+
+
+def progress_console() -> Any:
+    """A Rich console on stderr, for progress and warnings (stdout belongs to the result)."""
+    from rich.console import Console
+
+    return Console(file=sys.stderr)
+
+
+def _cell(x: Any) -> str:
+    if isinstance(x, float):
+        return f"{x:.3f}" if abs(x) < 10 else f"{x:.1f}"
+    return "" if x is None else str(x)
+
+
+def _write(result: Result, out: Path, overwrite: bool) -> None:
+    text = io.StringIO()
+    if out.suffix == ".csv":
+        writer = csv.writer(text, lineterminator="\n")
+        for table in result.tables:
+            writer.writerow(table.columns)
+            writer.writerows(table.rows)
+    else:
+        for table in result.tables:
+            text.write(f"### {table.title}\n\n")
+            text.write("| " + " | ".join(table.columns) + " |\n|" + "---|" * len(table.columns) + "\n")
+            for row in table.rows:
+                text.write("| " + " | ".join(_cell(x) for x in row) + " |\n")
+            text.write("\n")
+        text.write("\n".join(result.notes) + "\n")
+    with out.open("w" if overwrite else "x", encoding="utf-8") as f:
+        f.write(text.getvalue())

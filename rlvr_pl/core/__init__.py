@@ -1,0 +1,1 @@
+"""Pure maths on tensors and arrays: no I/O, no Lightning, no transformers."""

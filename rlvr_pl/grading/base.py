@@ -1,0 +1,38 @@
+"""What a grader is: texts and golds in, verdicts out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rlvr_pl.types import Grade, Question
+
+
+@dataclass(frozen=True, slots=True)
+class GradeRequest:
+    """One answer to grade: the response's text and the question with its gold; ids and truncation for user functions."""
+
+    response: str
+    question: Question
+    prompt: str = ""
+    token_ids: tuple[int, ...] = field(default=())
+    truncated: bool = False
+
+
+class Grader(ABC):
+    """Grades responses.
+
+    Args of `grade`: `require_box=True` is the training rule (no box, no reward); False is the evaluation rule of the
+    paper, which falls back to the last number, then to the whole text.
+    """
+
+    name: ClassVar[str] = ""
+
+    @abstractmethod
+    def grade(self, requests: Sequence[GradeRequest], *, require_box: bool) -> list[Grade]:
+        """One `Grade` per request, in order."""
+
+    def close(self) -> None:  # noqa: B027 (most graders hold nothing)
+        """End worker processes, if any."""

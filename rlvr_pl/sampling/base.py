@@ -1,0 +1,76 @@
+"""What a sampler is: prompts in, completions out, every draw named by a key."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from rlvr_pl.types import Completion
+
+if TYPE_CHECKING:
+    from rlvr_pl.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How tokens are drawn. Temperature 0 is greedy; `top_p` keeps the smallest set of tokens whose probability
+    reaches it (the crossing token included); `max_new_tokens` is the cap on a completion, EOS included."""
+
+    temperature: float = 0.8
+    top_p: float = 0.9
+    max_new_tokens: int = 1024
+
+    def greedy(self) -> Decoding:
+        """The same cap at temperature 0."""
+        return Decoding(0.0, 1.0, self.max_new_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """One completion to draw: the prompt's ids, the key that names its random numbers, and its own cap, if shorter."""
+
+    prompt_ids: tuple[int, ...]
+    key: tuple[int | str, ...] = ()
+    max_new_tokens: int | None = None
+
+
+def uniforms(key: tuple[int | str, ...], count: int) -> np.ndarray:
+    """`count` uniforms in [0, 1), a pure function of `key` (SHA-256 of its text seeds a Philox counter generator)."""
+    digest = hashlib.sha256(repr(key).encode()).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little"))).random(count)
+
+
+class Sampler(ABC):
+    """Draws completions from a policy.
+
+    Attributes:
+        engine: name and version recorded with every file of results, e.g. "torch" or "vllm-0.11".
+        deterministic: whether the same keys give the same tokens whatever else is in the batch (up to rounding).
+    """
+
+    engine: ClassVar[str] = ""
+    deterministic: ClassVar[bool] = True
+
+    @abstractmethod
+    def sync(self, policy: Policy) -> None:
+        """Take over the policy's current weights. Called before the first use and after every change of weights."""
+
+    @abstractmethod
+    def generate(
+        self,
+        requests: Sequence[SampleRequest],
+        decoding: Decoding,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[Completion]:
+        """Completions in the order of `requests`. Requests with equal prompts share one prefill.
+
+        `progress` is told the number of finished completions as they finish.
+        """
+
+    def close(self) -> None:  # noqa: B027 (most samplers hold nothing)
+        """Release what the sampler holds."""
