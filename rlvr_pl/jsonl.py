@@ -1,0 +1,202 @@
+"""Strict reading of JSON Lines: every fault of a file is a `UserError` that names the file and the line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from rlvr_pl.errors import UserError
+
+MAX_LINE_BYTES = 64 * 2**20
+"""A longer line is refused: it is a file of another kind (one JSON array, a binary), and would fill the memory."""
+
+Types = type | tuple[type, ...]
+"""Accepted Python types of a JSON value: str, int, float (integers included), bool, list, dict, type(None)."""
+
+_BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "UTF-8", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+_NAMES = {
+    str: "a string",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+    type(None): "null",
+}
+
+
+def iter_jsonl(path: str | PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield ``(line number, object)`` of each line; lines of white space are skipped, numbers count every line from 1.
+
+    Raises UserError for a file that cannot be read, is empty, is not UTF-8 or starts with a byte-order mark, and for a
+    line that is not one JSON object, is longer than `MAX_LINE_BYTES`, or holds NUL bytes, NaN, infinities, duplicated
+    keys or lone surrogates. A last line that was cut off (no newline, not JSON) is reported as torn.
+    """
+    path = Path(path)
+    number = 0
+    try:
+        with path.open("rb") as file:
+            while raw := file.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                if number == 1:
+                    _refuse_byte_order_mark(path, raw)
+                if raw.isspace():
+                    continue
+                yield number, _parse(raw, path, number)
+    except OSError as error:
+        reason = "is a folder, not a file" if path.is_dir() else f"cannot be read ({error.strerror or error})"
+        raise UserError(f"{path}: {reason}") from None
+    if number == 0:
+        raise UserError(f"{path}: the file is empty")
+
+
+def read_jsonl(
+    path: str | PathLike[str],
+    *,
+    required: Mapping[str, Types] | None = None,
+    optional: Mapping[str, Types] | None = None,
+    unique: tuple[str, ...] = (),
+) -> list[dict[str, Any]]:
+    """All objects of a JSON Lines file, checked row by row.
+
+    Args:
+        path: the file.
+        required: fields that every row must have, with their types. ``True`` is not an integer.
+        optional: fields whose type is checked where they are present and not null.
+        unique: fields whose values together may occur once in the file.
+
+    Raises:
+        UserError: what `iter_jsonl` raises; a file without rows; a field that is missing or of another type; a row
+            that repeats the `unique` fields of an earlier one (both lines are named).
+    """
+    return read_records(path, None, required=required, optional=optional, unique=unique)[1]
+
+
+def read_records(
+    path: str | PathLike[str],
+    record: str | None,
+    *,
+    required: Mapping[str, Types] | None = None,
+    optional: Mapping[str, Types] | None = None,
+    unique: tuple[str, ...] = (),
+) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    """`read_jsonl` for a file whose first row may be a header ``{"record": record, ...}``: ``(header or None, rows)``.
+
+    A header of another kind of record is a UserError. With `record` None no header is looked for.
+    """
+    header = None
+    rows: list[dict[str, Any]] = []
+    check = _RowCheck(Path(path), required or {}, optional or {}, unique)
+    for number, row in iter_jsonl(path):
+        if record is not None and not rows and header is None and "record" in row:
+            if row["record"] != record:
+                raise UserError(f"{path}:{number}: a file of {row['record']!r} records, where {record!r} are needed")
+            header = row
+            continue
+        check(number, row)
+        rows.append(row)
+    if not rows:
+        raise UserError(f"{path}: the file has no rows")
+    return header, rows
+
+
+class _RowCheck:
+    """Types and uniqueness of rows; called once a row, in file order."""
+
+    def __init__(
+        self, path: Path, required: Mapping[str, Types], optional: Mapping[str, Types], unique: tuple[str, ...]
+    ):
+        self.path = path
+        self.required = [(name, _exact(types)) for name, types in required.items()]
+        self.optional = [(name, _exact(types) | {type(None)}) for name, types in optional.items()]
+        self.unique = unique
+        self.seen: dict[tuple[Any, ...], int] = {}
+
+    def __call__(self, number: int, row: dict[str, Any]) -> None:
+        for name, types in self.required:
+            if name not in row:
+                raise UserError(f"{self.path}:{number}: the field {name!r} is missing")
+            if type(row[name]) not in types:
+                self._refuse(number, name, row[name], types)
+        for name, types in self.optional:
+            if type(row.get(name)) not in types:
+                self._refuse(number, name, row[name], types)
+        if self.unique:
+            key = tuple([row[name] for name in self.unique])
+            first = self.seen.setdefault(key, number)
+            if first != number:
+                what = ", ".join(f"{name} {value!r}" for name, value in zip(self.unique, key))
+                raise UserError(f"{self.path}:{number}: {what} is already in line {first}")
+
+    def _refuse(self, number: int, name: str, value: Any, types: frozenset[type]) -> None:
+        names = [text for kind, text in _NAMES.items() if kind in types]
+        wanted = " or ".join(x for x in names if x != "an integer" or "a number" not in names)
+        raise UserError(f"{self.path}:{number}: {name!r} must be {wanted}, not {_short(value)}")
+
+
+def _exact(types: Types) -> frozenset[type]:
+    """The exact types that JSON parsing gives for `types` (so that True is not an int, and 1 is a float)."""
+    kinds = frozenset(types if isinstance(types, tuple) else (types,))
+    return kinds | {int} if float in kinds else kinds
+
+
+def _refuse_byte_order_mark(path: Path, raw: bytes) -> None:
+    for mark, name in _BYTE_ORDER_MARKS.items():
+        if raw.startswith(mark):
+            raise UserError(f"{path}:1: starts with a {name} byte-order mark; save the file as plain UTF-8 without it")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} occurs twice")
+    return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON; write null")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_object)
+
+
+def _parse(raw: bytes, path: Path, number: int) -> dict[str, Any]:
+    where = f"{path}:{number}"
+    if len(raw) > MAX_LINE_BYTES:
+        raise UserError(f"{where}: the line is longer than {MAX_LINE_BYTES // 2**20} MB; is this JSON Lines?")
+    if b"\0" in raw:
+        raise UserError(f"{where}: holds NUL bytes (a damaged or binary file)")
+    try:
+        row = _DECODER.decode(raw.decode("utf-8"))
+    except RecursionError:
+        raise UserError(f"{where}: is nested too deeply") from None
+    except ValueError as error:
+        if number > 1 and not raw.endswith(b"\n") and isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)):
+            raise UserError(f"{where}: the last line is torn (its writer was interrupted); delete it") from None
+        if isinstance(error, UnicodeDecodeError):
+            raise UserError(f"{where}: is not UTF-8 at byte {error.start} of the line") from None
+        raise UserError(f"{where}: not JSON: {error}") from None
+    if type(row) is not dict:
+        raise UserError(f"{where}: each line must be one JSON object, not {_short(row)}")
+    if _SURROGATE_ESCAPE.search(raw):
+        _refuse_lone_surrogates(row, where)
+    return row
+
+
+def _refuse_lone_surrogates(row: dict[str, Any], where: str) -> None:
+    try:
+        json.dumps(row, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise UserError(f"{where}: holds half of a surrogate pair (\\ud800-\\udfff), which is no character") from None
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else text[:37] + "..."
