@@ -90,8 +90,8 @@ def test_tumbling_and_rolling_windows():
     series = [0.0] * 10 + [1.0] * 10 + [0.4] * 20  # tumbling: 0.5, 0.4; rolling peaks at updates 11-30: 0.7
     tumbling = CollapseCriterion(truncation=0.6)
     assert tumbling.judge(series, {}) == Verdict(False)
-    # the 20 updates that end with 20 + k hold 10 ones and k times 0.4 (k <= 10): (10 + 0.4 k) / 20 >= 0.6 from k = 5 on,
-    # updates 6-25; then the ones leave: updates 14-33 hold 7 + 13 * 0.4 = 12.2 (0.61), updates 15-34 6 + 5.6 = 11.6 (0.58)
+    # the 20 updates that end with 20 + k hold 10 ones and k times 0.4 (k <= 10): (10 + 0.4 k) / 20 >= 0.6 from k = 5
+    # on, updates 6-25; then the ones leave: 14-33 hold 7 + 13 * 0.4 = 12.2 (0.61), 15-34 hold 6 + 5.6 = 11.6 (0.58)
     rolling = CollapseCriterion(truncation=0.6, mode="rolling")
     assert rolling.judge(series, {}) == Verdict(True, "truncation", 6, 33, 0.6)
     assert list(CollapseCriterion(2).windows(5)) == [(1, 2), (3, 4)]
@@ -131,14 +131,21 @@ def test_hash_covers_every_field_and_one_spelling_of_each():
     assert CollapseCriterion(**json.loads(base.canonical)) == base
 
 
+NAN = float("nan")
+
+
 @pytest.mark.parametrize(
-    "wrong",
-    [{"window": 0}, {"window": 2.5}, {"window": True}, {"truncation": 0}, {"truncation": 1.1}]
-    + [{"truncation": float("nan")}, {"val_floor": -1}, {"val_floor": 1.5}, {"mode": "sliding"}],
+    ("field", "value"),
+    [
+        *[("window", x) for x in (0, 2.5, True)],
+        *[("truncation", x) for x in (0, 1.1, NAN)],
+        *[("val_floor", x) for x in (-1, 1.5)],
+        ("mode", "sliding"),
+    ],
 )
-def test_values_out_of_range_are_refused(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        CollapseCriterion(**wrong)
+def test_values_out_of_range_are_refused(field, value):
+    with pytest.raises(ValueError, match=field):
+        CollapseCriterion(**{field: value})
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.01, float("nan")])
