@@ -1,0 +1,396 @@
+"""`RLVRModule`: the Lightning glue around one update. One `training_step` is one update.
+
+Sampling happens inside `training_step`, because rollouts that a loader had prefetched would be stale. Every count that
+matters keys on the module's own `updates_done`, never on Lightning's `global_step`, which stands still when an
+all-uniform update skips its step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from rlvr_pl.core.weights import signed_mass
+from rlvr_pl.errors import UserError
+from rlvr_pl.evaluation import evaluate_batch, header, summarize, write_items
+from rlvr_pl.grading.base import Grader, GradeRequest
+from rlvr_pl.objectives.base import Objective, check_weights
+from rlvr_pl.policy import Policy
+from rlvr_pl.precision import BF16Precision
+from rlvr_pl.records import RunFolder
+from rlvr_pl.sampling.base import Decoding, Sampler, SampleRequest
+from rlvr_pl.types import (
+    Branch,
+    BranchRequest,
+    Completion,
+    GradeStatus,
+    Question,
+    Rollout,
+    RolloutBatch,
+    StopReason,
+    build_batch,
+)
+from rlvr_pl.update import StepResult, UniformUpdate, UpdateReport, count_uniform_groups, measured, update_once
+
+COSTS = ("sampled_tokens", "prefill_tokens", "graded", "trained_tokens", "optimizer_steps")
+
+
+class RLVRModule(LightningModule):
+    """Samples, grades, weighs and learns from one batch of questions an update.
+
+    Args:
+        policy: the policy to train.
+        objective: gives every sampled token its signed weight.
+        sampler: draws the rollouts.
+        grader: turns a completion into a reward.
+        group_size: rollouts of each question (G; the paper's 8).
+        temperature: sampling temperature (the paper's 0.8).
+        top_p: nucleus mass (the paper's 0.9).
+        max_new_tokens: cap on a completion, EOS included; null takes the policy's own default.
+        logprob_temperature: temperature of the log-probs that are learned from; 1.0 as in the supplied recipe (others
+            use the sampling temperature).
+        max_grad_norm: clip threshold of the global gradient norm (1.0 as supplied); null does not clip.
+        uniform_update: what an update does when no rollout carries weight: "skip" changes nothing; "step" steps on a
+            zero gradient as the supplied code does, so that momentum and decay still move the weights.
+        micro_batch_tokens: padded tokens that go through forward and backward at once. Memory and speed only.
+        eval_batch_size: questions decoded together in validation; part of every item record.
+        eval_max_new_tokens: cap in validation; null takes the policy's own default.
+        seed: names the random numbers of sampling and of the objective.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        objective: Objective,
+        sampler: Sampler,
+        grader: Grader,
+        *,
+        group_size: int = 8,
+        temperature: float = 0.8,
+        top_p: float = 0.9,
+        max_new_tokens: int | None = None,
+        logprob_temperature: float = 1.0,
+        max_grad_norm: float | None = 1.0,
+        uniform_update: UniformUpdate = "skip",
+        micro_batch_tokens: int = 16384,
+        eval_batch_size: int = 64,
+        eval_max_new_tokens: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        for name, value in (("group_size", group_size), ("eval_batch_size", eval_batch_size)):
+            if value < 1:
+                raise UserError(f"model.{name} is {value}: it must be at least 1")
+        if temperature <= 0 or not 0 < top_p <= 1:
+            raise UserError(f"model.temperature {temperature} must be above 0, and model.top_p {top_p} in (0, 1]")
+        self.policy = policy
+        self.model = policy.model
+        self.objective = objective
+        self.sampler = sampler
+        self.grader = grader
+        self.group_size = group_size
+        default_cap = policy.default_max_new_tokens
+        self.decoding = Decoding(temperature, top_p, max_new_tokens or default_cap)
+        self.eval_decoding = Decoding(0.0, 1.0, eval_max_new_tokens or default_cap)
+        self.logprob_temperature = logprob_temperature
+        self.max_grad_norm = max_grad_norm
+        self.uniform_update: UniformUpdate = uniform_update
+        self.micro_batch_tokens = micro_batch_tokens
+        self.eval_batch_size = eval_batch_size
+        self.seed = seed
+        self.updates_done = 0
+        self.validation: dict[int, int] = {}
+        self.cost = dict.fromkeys(COSTS, 0)
+        self._start: Policy | None = None
+        self._items: list[dict[str, Any]] = []
+        self._synced = False
+
+    # ---- set-up ----------------------------------------------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        if "start_logprobs" in self.objective.needs:
+            _ = self.start_policy
+        self.objective.check(group_size=self.group_size)
+
+    @property
+    def start_policy(self) -> Policy:
+        """A frozen copy of the policy as it was before update 1; first asked for in `setup`, before any checkpoint is
+        restored."""
+        if self._start is None:
+            if self.updates_done:
+                raise RuntimeError("the start policy must be asked for before training starts")
+            self._start = self.policy.copy_frozen()
+        self._start.model.to(self.device)
+        return self._start
+
+    def configure_optimizers(self) -> Any:
+        """AdamW of the supplied recipe; the command line's ``--optimizer`` and ``--lr_scheduler`` take its place."""
+        return torch.optim.AdamW(self.model.parameters(), lr=1e-5, weight_decay=0.01)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["rlvr"] = {
+            "updates_done": self.updates_done,
+            "validation": self.validation,
+            "cost": self.cost,
+            "objective": self.objective.state_dict(),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        state = checkpoint["rlvr"]
+        self.updates_done = state["updates_done"]
+        self.validation = dict(state["validation"])
+        self.cost = dict(state["cost"])
+        self.objective.load_state_dict(state["objective"])
+
+    # ---- one update ------------------------------------------------------------------------------------------------
+
+    def training_step(self, batch: Sequence[Question], batch_idx: int) -> dict[str, UpdateReport]:
+        clock = StageClock(self._profile)
+        number = self.updates_done + 1
+        before = dict(self.cost)
+        with clock("sample"):
+            self._sync()
+            prompts, completions = self._sample(batch, number)
+        with clock("grade"):
+            rollouts = self._grade(batch, prompts, completions)
+        with clock("weigh"):
+            data = build_batch(
+                rollouts, self.group_size, update=number, seed=self.seed, cap=self.decoding.max_new_tokens
+            )
+            data = self._prepare(data, {q.uid: q for q in batch})
+            weights = self.objective.token_weights(data)
+            check_weights(self.objective, weights, data)
+        with clock("learn"):
+            steps = [self._step(data, weights) for _ in range(self.objective.inner_epochs)]
+            self._schedule()
+        self.updates_done = number
+        self.cost["trained_tokens"] += sum(s.trained_tokens for s in steps)
+        self.cost["optimizer_steps"] += sum(s.stepped for s in steps)
+        report = UpdateReport(
+            number=number,
+            questions=batch,
+            rollouts=rollouts,
+            batch=data,
+            weights=weights,
+            steps=steps,
+            uniform_groups=count_uniform_groups(data),
+            seconds=clock.seconds,
+            cost={name: self.cost[name] - before[name] for name in COSTS},
+            metrics={},
+        )
+        report.metrics = {**self._figures(report), **self.objective.metrics(data, weights)}
+        self.log_dict(report.metrics, on_step=True, on_epoch=False, batch_size=len(rollouts))
+        return {"update": report}
+
+    def _sync(self) -> None:
+        """Give the sampler the current weights, if they have changed since it last got them."""
+        if not self._synced:
+            self.sampler.sync(self.policy)
+            self._synced = True
+
+    def _sample(self, questions: Sequence[Question], number: int) -> tuple[list[tuple[int, ...]], list[Completion]]:
+        prompts: list[tuple[int, ...]] = []
+        requests: list[SampleRequest] = []
+        seen: Counter[str] = Counter()
+        for question in questions:
+            prompt = self.policy.prompt_ids(question)
+            occurrence = seen[question.uid]
+            seen[question.uid] += 1
+            for sample in range(self.group_size):
+                prompts.append(prompt)
+                key = ("rollout", self.seed, number, question.uid, occurrence, sample)
+                requests.append(SampleRequest(prompt, key))
+        completions = self.sampler.generate(requests, self.decoding)
+        self.cost["prefill_tokens"] += sum(len(p) for p in prompts[:: self.group_size])
+        self.cost["sampled_tokens"] += sum(len(c.token_ids) for c in completions)
+        return prompts, completions
+
+    def _grade(
+        self, questions: Sequence[Question], prompts: Sequence[tuple[int, ...]], completions: Sequence[Completion]
+    ) -> list[Rollout]:
+        texts = [self.policy.decode(c.token_ids) for c in completions]
+        asked = [questions[i // self.group_size] for i in range(len(completions))]
+        grades = self.grader.grade(
+            [
+                GradeRequest(text, q, self.policy.template.render(q), c.token_ids, c.stop_reason is StopReason.LENGTH)
+                for text, q, c in zip(texts, asked, completions)
+            ],
+            require_box=True,
+        )
+        self.cost["graded"] += len(grades)
+        return [
+            Rollout(q.uid, i % self.group_size, p, c, text, g)
+            for i, (q, p, c, text, g) in enumerate(zip(asked, prompts, completions, texts, grades))
+        ]
+
+    def _prepare(self, batch: RolloutBatch, questions: dict[str, Question]) -> RolloutBatch:
+        """Add what the objective needs: log-probs, entropies, continuations."""
+        needs = self.objective.needs
+        unknown = needs - {"old_logprobs", "start_logprobs", "sampling_logprobs", "entropy", "sampling_entropy"}
+        if unknown:
+            raise UserError(f"{type(self.objective).__name__}.needs names {sorted(unknown)}, which no update computes")
+        if "sampling_logprobs" in needs and batch.sampling_logprobs is None:
+            raise UserError(f"{type(self.objective).__name__} needs sampling log-probs; this sampler returns none")
+        size = self.micro_batch_tokens
+        if needs & {"old_logprobs", "entropy"}:
+            old, entropy = measured(
+                self.policy,
+                batch,
+                max_tokens=size,
+                temperature=self.logprob_temperature,
+                with_entropy="entropy" in needs,
+            )
+            batch = batch.replace(old_logprobs=old if "old_logprobs" in needs else None, entropy=entropy)
+        if "start_logprobs" in needs:
+            start, _ = measured(self.start_policy, batch, max_tokens=size, temperature=self.logprob_temperature)
+            batch = batch.replace(start_logprobs=start)
+        if "sampling_entropy" in needs:
+            _, entropy = measured(
+                self.policy, batch, max_tokens=size, temperature=self.decoding.temperature, with_entropy=True
+            )
+            batch = batch.replace(sampling_entropy=entropy)
+        wishes = self.objective.requests(batch)
+        return batch.replace(branches=self._branch(batch, wishes, questions)) if wishes else batch
+
+    def _branch(
+        self, batch: RolloutBatch, wishes: Sequence[BranchRequest], questions: dict[str, Question]
+    ) -> tuple[Branch, ...]:
+        """Sample and grade the continuations that the objective asked for, under the run's own decoding and total cap."""
+        requests: list[SampleRequest] = []
+        heads: list[tuple[int, ...]] = []
+        for wish in wishes:
+            head = tuple(batch.token_ids[wish.row, : wish.position].tolist())
+            for k in range(wish.count):
+                key = ("branch", self.seed, batch.update, wish.row, wish.position, k)
+                cap = self.decoding.max_new_tokens - wish.position
+                requests.append(SampleRequest(batch.prompt_ids[wish.row] + head, key, cap))
+                heads.append(head)
+        completions = self.sampler.generate(requests, self.decoding)
+        owners = [questions[batch.uids[wish.row]] for wish in wishes for _ in range(wish.count)]
+        grades = self.grader.grade(
+            [
+                GradeRequest(self.policy.decode(head + c.token_ids), q, self.policy.template.render(q))
+                for head, c, q in zip(heads, completions, owners)
+            ],
+            require_box=True,
+        )
+        self.cost["sampled_tokens"] += sum(len(c.token_ids) for c in completions)
+        self.cost["prefill_tokens"] += sum(len(batch.prompt_ids[w.row]) + w.position for w in wishes)
+        self.cost["graded"] += len(grades)
+        answers: list[Branch] = []
+        done = 0
+        for wish in wishes:
+            part = range(done, done + wish.count)
+            done += wish.count
+            answers.append(
+                Branch(
+                    wish,
+                    tuple(grades[i].reward for i in part),
+                    tuple(completions[i].stop_reason is StopReason.LENGTH for i in part),
+                    sum(len(completions[i].token_ids) for i in part),
+                )
+            )
+        return tuple(answers)
+
+    def _step(self, batch: RolloutBatch, weights: Tensor) -> StepResult:
+        optimizer = cast("Any", self.optimizers())
+        plugin = self.trainer.precision_plugin
+        pairs = plugin.trained_parameters(optimizer.optimizer) if isinstance(plugin, BF16Precision) else None
+        result = update_once(
+            self.policy,
+            self.objective,
+            batch,
+            weights,
+            optimizer.optimizer,
+            pairs=pairs,
+            step=optimizer.step,
+            max_tokens=self.micro_batch_tokens,
+            temperature=self.logprob_temperature,
+            max_grad_norm=self.max_grad_norm,
+            uniform_update=self.uniform_update,
+        )
+        self._synced = self._synced and not result.stepped
+        return result
+
+    def _schedule(self) -> None:
+        """Learning-rate schedulers count updates, skipped ones included, so that they end with the planned length."""
+        schedulers = self.lr_schedulers()
+        for scheduler in schedulers if isinstance(schedulers, list) else [schedulers]:
+            if scheduler is not None:
+                cast("Any", scheduler).step()
+
+    def _figures(self, report: UpdateReport) -> dict[str, float]:
+        batch, last = report.batch, report.steps[-1]
+        lengths = batch.lengths.double()
+        plus, minus = signed_mass(report.weights)
+        optimizer = cast("Any", self.optimizers())
+        seconds = sum(report.seconds.values())
+        tokens = report.cost["sampled_tokens"]
+        status = Counter(r.grade.status for r in report.rollouts)
+        return {
+            "reward": float(batch.rewards.nanmean()),
+            "accuracy": status[GradeStatus.CORRECT] / len(batch),
+            "length": float(lengths.mean()),
+            "truncation": float(batch.truncated.double().mean()),
+            "uniform_groups": report.uniform_groups / (len(batch) // batch.group_size),
+            "loss": last.loss,
+            "grad_norm": last.grad_norm,
+            "clipped": float(last.clipped),
+            "stepped": float(report.stepped),
+            "changed_share": last.changed_share,
+            "mass_plus": plus,
+            "mass_minus": minus,
+            "lr": optimizer.param_groups[0]["lr"],
+            "tokens_per_s": tokens / max(seconds, 1e-9),
+            **{f"seconds/{name}": value for name, value in report.seconds.items()},
+        }
+
+    def _profile(self, name: str) -> Any:
+        return self.trainer.profiler.profile(f"rlvr.{name}")
+
+    # ---- validation ------------------------------------------------------------------------------------------------
+
+    def on_validation_start(self) -> None:
+        self._sync()
+        self._items = []
+
+    def validation_step(self, batch: Sequence[Question], batch_idx: int) -> None:
+        self._items += evaluate_batch(self.policy, self.sampler, self.grader, batch, self.eval_decoding)
+
+    def on_validation_epoch_end(self) -> None:
+        summary = summarize(self._items)
+        self.validation[self.updates_done] = summary["correct"]
+        self.log_dict({f"val/{name}": float(value) for name, value in summary.items()}, batch_size=summary["n"])
+        head = header(
+            sampler=self.sampler,
+            grader=self.grader,
+            batch_size=self.eval_batch_size,
+            decoding=self.eval_decoding,
+            checkpoint=f"{self.policy.name} + {self.updates_done} updates",
+            sha256=self.policy.weights_sha256(),
+        )
+        folder = RunFolder.of(self.trainer)
+        write_items(folder.items / f"val-{self.updates_done:06d}.jsonl", head, self._items)
+
+
+class StageClock:
+    """Wall seconds of the stages of one update, each also a profiler section."""
+
+    def __init__(self, profile: Any) -> None:
+        self.seconds: dict[str, float] = {}
+        self._profile = profile
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterable[None]:
+        begin = time.perf_counter()
+        with self._profile(name):
+            yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin

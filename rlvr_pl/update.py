@@ -1,0 +1,328 @@
+"""One update without Lightning: log-probs, micro-batches, gradient accumulation, clip, step.
+
+Everything here is callable with a plain `torch.optim.Optimizer` and testable alone; `rlvr_pl.module` is the glue.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from rlvr_pl.core.logprobs import chunked_logprobs, linear_loss
+from rlvr_pl.objectives.base import Objective
+from rlvr_pl.types import RolloutBatch
+
+if TYPE_CHECKING:
+    from rlvr_pl.policy import Policy
+    from rlvr_pl.types import Question, Rollout
+
+Pairs = Sequence[tuple[torch.nn.Parameter, torch.nn.Parameter]]
+UniformUpdate = Literal["skip", "step"]
+
+
+class NonFiniteError(ArithmeticError):
+    """NaN or Inf in a loss or gradient; raised before the step is applied, so the weights are still good."""
+
+
+def plan_micro_batches(batch: RolloutBatch, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Cut rows into micro-batches of at most `max_tokens` padded tokens (one row may exceed it alone), longest first,
+    so that rows of similar length share a micro-batch and padding stays small."""
+    lengths = batch.lengths.tolist()
+    total = {i: len(batch.prompt_ids[i]) + lengths[i] for i in rows}
+    plan: list[list[int]] = []
+    current: list[int] = []
+    for i in sorted(rows, key=lambda i: (-total[i], i)):
+        if current and (len(current) + 1) * total[current[0]] > max_tokens:
+            plan.append(current)
+            current = []
+        current.append(i)
+    return [*plan, current] if current else plan
+
+
+def completion_hidden(policy: Policy, batch: RolloutBatch) -> Tensor:
+    """Hidden states [M, h] that predict the M completion tokens of the batch, in row-major order of `batch.mask`."""
+    device = policy.head.device
+    lengths = batch.lengths.tolist()
+    width = max((len(p) + n for p, n in zip(batch.prompt_ids, lengths)), default=0)
+    ids = torch.full((len(batch), width), policy.pad_id, dtype=torch.long)
+    attended = torch.zeros(len(batch), width, dtype=torch.long)
+    predicts = torch.zeros(len(batch), width, dtype=torch.bool)
+    for i, (prompt, n) in enumerate(zip(batch.prompt_ids, lengths)):
+        p = len(prompt)
+        ids[i, :p] = torch.tensor(prompt)
+        ids[i, p : p + n] = batch.token_ids[i, :n]
+        attended[i, : p + n] = 1
+        predicts[i, p - 1 : p - 1 + n] = True
+    hidden = policy.hidden_states(ids.to(device), attended.to(device))
+    return hidden[predicts.to(device)]
+
+
+def token_logprobs(
+    policy: Policy, batch: RolloutBatch, *, temperature: float = 1.0, with_entropy: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probs [N, T] of the sampled tokens under the policy's full softmax at `temperature` (0 on padding), and on
+    request the next-token entropies [N, T] in nats. Differentiable."""
+    hidden = completion_hidden(policy, batch)
+    mask = batch.mask.to(hidden.device)
+    targets = batch.token_ids.to(hidden.device)[mask]
+    out = chunked_logprobs(hidden, policy.head, targets, temperature=temperature, with_entropy=with_entropy)
+    logprobs, entropy = out if isinstance(out, tuple) else (out, None)
+
+    def spread(values: Tensor) -> Tensor:
+        return values.new_zeros(mask.shape).masked_scatter(mask, values)
+
+    return spread(logprobs), None if entropy is None else spread(entropy)
+
+
+@torch.no_grad()
+def measured(
+    policy: Policy, batch: RolloutBatch, *, max_tokens: int, temperature: float, with_entropy: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """`token_logprobs` of a whole update without gradients, micro-batch by micro-batch, on the CPU."""
+    logprobs = torch.zeros(batch.mask.shape, dtype=torch.float32)
+    entropy = torch.zeros_like(logprobs) if with_entropy else None
+    for rows in plan_micro_batches(batch, range(len(batch)), max_tokens):
+        part = batch.select(rows)
+        values, spread = token_logprobs(policy, part, temperature=temperature, with_entropy=with_entropy)
+        logprobs[rows, : values.shape[1]] = values.float().cpu()
+        if entropy is not None and spread is not None:
+            entropy[rows, : spread.shape[1]] = spread.float().cpu()
+    return logprobs, entropy
+
+
+class GradientSum:
+    """Sums micro-batch gradients into the optimizer's parameters, in each one's own precision.
+
+    A micro-batch's gradient joins the sum only once its backward is whole, so a retry cannot count it twice.
+    """
+
+    def __init__(self, pairs: Pairs) -> None:
+        self.pairs = [(weight, stepped) for weight, stepped in pairs if weight.requires_grad]
+        self.sums: list[Tensor | None] = [None] * len(self.pairs)
+        self.discard()
+
+    def discard(self) -> None:
+        """Forget the gradients of an unfinished backward."""
+        for weight, _ in self.pairs:
+            weight.grad = None
+
+    @torch.no_grad()
+    def join(self) -> None:
+        """Add the gradients of a finished backward."""
+        for k, (weight, stepped) in enumerate(self.pairs):
+            if weight.grad is None:
+                continue
+            total = self.sums[k]
+            if total is None:
+                self.sums[k] = weight.grad.to(stepped.dtype)
+            else:
+                total.add_(weight.grad)
+            weight.grad = None
+
+    def deliver(self) -> None:
+        """Hand the sums over as the `.grad` of the parameters that the optimizer steps (zeros where nothing came)."""
+        for total, (_, stepped) in zip(self.sums, self.pairs):
+            stepped.grad = torch.zeros_like(stepped) if total is None else total
+
+
+def accumulate_gradient(
+    policy: Policy,
+    objective: Objective,
+    batch: RolloutBatch,
+    weights: Tensor,
+    total: GradientSum,
+    *,
+    max_tokens: int,
+    temperature: float = 1.0,
+) -> tuple[float, int]:
+    """Forward and backward of every rollout that can matter; the loss and the number of trained tokens.
+
+    Out of memory halves the micro-batch and tries it again. Raises `NonFiniteError` for a loss that is not finite.
+    """
+    matter = weights.ne(0).any(1) if objective.linear else torch.ones(len(batch), dtype=torch.bool)
+    rows = matter.nonzero()[:, 0].tolist()
+    queue = plan_micro_batches(batch, [i for i in rows if batch.mask[i].any()], max_tokens)
+    loss, tokens = 0.0, 0
+    while queue:
+        rows = queue.pop(0)
+        try:
+            value = _backward(policy, objective, batch.select(rows), weights[rows], temperature)
+        except torch.OutOfMemoryError:
+            total.discard()
+            if len(rows) == 1:
+                raise
+            print(f"rlvr-pl: out of memory in a micro-batch of {len(rows)} rollouts; halved", file=sys.stderr)
+            half = (len(rows) + 1) // 2
+            queue[:0] = [rows[:half], rows[half:]]
+            continue
+        if not math.isfinite(value):
+            total.discard()
+            raise NonFiniteError(f"the loss of rollouts {_names(batch, rows)} is {value}")
+        total.join()
+        loss += value
+        tokens += int(batch.lengths[rows].sum())
+    return loss, tokens
+
+
+def _backward(policy: Policy, objective: Objective, part: RolloutBatch, weights: Tensor, temperature: float) -> float:
+    weights = weights[:, : part.mask.shape[1]].to(policy.head.device)
+    if objective.linear:
+        hidden = completion_hidden(policy, part)
+        mask = part.mask.to(hidden.device)
+        targets = part.token_ids.to(hidden.device)[mask]
+        loss = linear_loss(hidden, policy.head, targets, weights[mask], temperature=temperature)
+    else:
+        with_entropy = "entropy" in objective.needs
+        logprobs, entropy = token_logprobs(policy, part, temperature=temperature, with_entropy=with_entropy)
+        part = part.to(logprobs.device)
+        loss = objective.loss(logprobs, weights, part if entropy is None else part.replace(entropy=entropy))
+    loss.backward()
+    return float(loss.detach())
+
+
+def _names(batch: RolloutBatch, rows: Sequence[int]) -> str:
+    names = [f"{batch.uids[i]}#{batch.samples[i]}" for i in rows[:4]]
+    return ", ".join(names) + (", ..." if len(rows) > 4 else "")
+
+
+def clip(parameters: Sequence[torch.nn.Parameter], max_norm: float | None) -> float:
+    """Clip the global gradient norm in place (None: leave it) and return the norm before clipping.
+
+    Raises `NonFiniteError` when the norm is not finite.
+    """
+    norm = float(torch.nn.utils.clip_grad_norm_(parameters, math.inf if max_norm is None else max_norm))
+    if not math.isfinite(norm):
+        raise NonFiniteError(f"the gradient norm is {norm}")
+    return norm
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one pass did: loss, pre-clip norm (0 without a gradient), whether it was clipped, whether the optimizer
+    stepped, share of weights changed, tokens that went through forward and backward."""
+
+    loss: float
+    grad_norm: float
+    clipped: bool
+    stepped: bool
+    changed_share: float
+    trained_tokens: int
+
+
+def update_once(
+    policy: Policy,
+    objective: Objective,
+    batch: RolloutBatch,
+    weights: Tensor,
+    optimizer: torch.optim.Optimizer,
+    *,
+    pairs: Pairs | None = None,
+    step: Callable[[], Any] | None = None,
+    reduce: Callable[[GradientSum], None] | None = None,
+    max_tokens: int = 16384,
+    temperature: float = 1.0,
+    max_grad_norm: float | None = 1.0,
+    uniform_update: UniformUpdate = "skip",
+) -> StepResult:
+    """One pass over the batch and one optimizer step.
+
+    Args:
+        weights: [N, T] from ``objective.token_weights``.
+        pairs: (weight of the forward, parameter of the optimizer) pairs; the optimizer's own parameters by default.
+        step: applies the step; ``optimizer.step`` by default.
+        reduce: sums gradients over ranks before the clip.
+        max_tokens: padded tokens in a micro-batch. Changes nothing but speed and memory (and rounding under BF16).
+        temperature: of the log-probs that are learned from; 1.0 is the supplied recipe, whatever the sampler's.
+        max_grad_norm: clip threshold of the global norm; None does not clip.
+        uniform_update: when every weight is zero, "skip" leaves weights and optimizer state alone; "step" steps on a
+            zero gradient as the supplied code does, so that momentum and decay still move the weights.
+    """
+    if pairs is None:
+        pairs = [(p, p) for group in optimizer.param_groups for p in group["params"]]
+    if uniform_update == "skip" and objective.linear and not bool(weights.ne(0).any()):
+        return StepResult(0.0, 0.0, False, False, 0.0, 0)
+    total = GradientSum(pairs)
+    loss, tokens = accumulate_gradient(
+        policy, objective, batch, weights, total, max_tokens=max_tokens, temperature=temperature
+    )
+    if reduce is not None:
+        reduce(total)
+    total.deliver()
+    norm = clip([stepped for _, stepped in total.pairs], max_grad_norm)
+    before = [weight.detach().clone() for weight, _ in total.pairs]
+    (step or optimizer.step)()
+    optimizer.zero_grad(set_to_none=True)
+    clipped = max_grad_norm is not None and norm > max_grad_norm
+    return StepResult(loss, norm, clipped, True, _changed_share(before, total.pairs), tokens)
+
+
+def _changed_share(before: Sequence[Tensor], pairs: Pairs) -> float:
+    changed = sum(int((old != weight).sum()) for old, (weight, _) in zip(before, pairs))
+    return changed / max(1, sum(weight.numel() for weight, _ in pairs))
+
+
+class UpdateReport:
+    """All that happened in one update, handed to callbacks as ``outputs["update"]``.
+
+    A plain object on purpose: Lightning walks into containers and dataclasses and would detach or copy their tensors.
+    """
+
+    def __init__(
+        self,
+        *,
+        number: int,
+        questions: Sequence[Question],
+        rollouts: Sequence[Rollout],
+        batch: RolloutBatch,
+        weights: Tensor,
+        steps: Sequence[StepResult],
+        uniform_groups: int,
+        seconds: dict[str, float],
+        cost: dict[str, int],
+        metrics: dict[str, float],
+    ) -> None:
+        self.number = number
+        self.questions = questions
+        self.rollouts = rollouts
+        self.batch = batch
+        self.weights = weights
+        self.steps = steps
+        self.uniform_groups = uniform_groups
+        self.seconds = seconds
+        self.cost = cost
+        self.metrics = metrics
+
+    @property
+    def loss(self) -> float:
+        return self.steps[-1].loss
+
+    @property
+    def grad_norm(self) -> float:
+        """Pre-clip norm of the last pass."""
+        return self.steps[-1].grad_norm
+
+    @property
+    def clipped(self) -> bool:
+        return self.steps[-1].clipped
+
+    @property
+    def stepped(self) -> bool:
+        return any(step.stepped for step in self.steps)
+
+    @property
+    def changed_share(self) -> float:
+        return self.steps[-1].changed_share
+
+
+def count_uniform_groups(batch: RolloutBatch) -> int:
+    """Groups whose (scorable) rewards are all equal."""
+    rewards = batch.rewards.view(-1, batch.group_size)
+    low = rewards.nan_to_num(nan=math.inf).amin(1)
+    high = rewards.nan_to_num(nan=-math.inf).amax(1)
+    return int((low >= high).sum())
