@@ -42,13 +42,13 @@ def add_output_arguments(parser: argparse.ArgumentParser, table: bool = True) ->
     """``--json`` for every command, and ``--out FILE`` (CSV or Markdown by its ending) for commands with tables."""
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout, and nothing else")
     if table:
-        parser.add_argument("--out", type=Path, metavar="FILE", help="also write the tables to FILE (.csv or .md)")
+        parser.add_argument("--out", dest="table_out", type=Path, metavar="FILE", help="also write the tables to FILE (.csv or .md)")
         parser.add_argument("--overwrite", action="store_true", help="allow --out to replace an existing file")
 
 
-def emit(result: Result, args: argparse.Namespace, *, write_out: bool = True) -> None:
-    """Print the result as asked for by `add_output_arguments`."""
-    out: Path | None = getattr(args, "out", None) if write_out else None
+def emit(result: Result, args: argparse.Namespace) -> None:
+    """Print the result as asked for by `add_output_arguments`; the command line calls this after `run`."""
+    out: Path | None = getattr(args, "table_out", None)
     if out is not None:
         _write(result, out, getattr(args, "overwrite", False))
     if args.json:
@@ -70,8 +70,8 @@ def emit(result: Result, args: argparse.Namespace, *, write_out: bool = True) ->
 
 
 def check_out(args: argparse.Namespace) -> None:
-    """Refuse an unusable ``--out`` before the work starts."""
-    out: Path | None = getattr(args, "out", None)
+    """Refuse an unusable ``--out`` of tables; the command line calls this before `run`."""
+    out: Path | None = getattr(args, "table_out", None)
     if out is None:
         return
     if out.suffix not in (".csv", ".md"):

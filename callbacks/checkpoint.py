@@ -1,0 +1,78 @@
+"""Checkpoints of a run: written atomically, verified by hash, the newest good one found again after a crash."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+
+from rlvr_pl.records import RunFolder, atomic_write_text, sha256_file
+
+
+class RunCheckpoint(Checkpoint):
+    """Saves everything that a bit-exact continuation needs.
+
+    Runs after every other callback of an update, so that a checkpoint holds what the update recorded.
+
+    Args:
+        every_n_updates: updates between checkpoints. The last update of a run, and one that a stop rule or a time
+            limit ends, is saved as well.
+        keep: how many of the newest to keep.
+    """
+
+    def __init__(self, every_n_updates: int = 20, keep: int = 2) -> None:
+        if every_n_updates < 1 or keep < 1:
+            raise ValueError("every_n_updates and keep must be at least 1")
+        self.every_n_updates = every_n_updates
+        self.keep = keep
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        update = pl_module.updates_done
+        last = update >= trainer.num_training_batches
+        if update % self.every_n_updates == 0 or last or trainer.should_stop:
+            self.save(trainer, update)
+
+    def save(self, trainer: Trainer, update: int) -> None:
+        """Write the checkpoint of `update`, then its hash, then drop the oldest."""
+        folder = RunFolder.of(trainer).checkpoints
+        folder.mkdir(parents=True, exist_ok=True)
+        final = folder / f"update-{update:06d}.ckpt"
+        partial = folder / f".{final.name}.partial"
+        trainer.save_checkpoint(partial)
+        if not trainer.is_global_zero:
+            return
+        with partial.open("rb+") as f:
+            os.fsync(f.fileno())
+        digest = sha256_file(partial)
+        partial.replace(final)
+        atomic_write_text(final.with_suffix(".json"), json.dumps({"update": update, "sha256": digest}) + "\n")
+        for old in sorted(folder.glob("update-*.ckpt"))[: -self.keep]:
+            old.with_suffix(".json").unlink(missing_ok=True)
+            old.unlink()
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint whose content has the hash written beside it. Damaged ones are set aside, with a message."""
+    for path in sorted(folder.glob("update-*.ckpt"), reverse=True):
+        if _is_whole(path):
+            return path
+        aside = path.with_suffix(".damaged")
+        path.replace(aside)
+        path.with_suffix(".json").unlink(missing_ok=True)
+        print(f"rlvr-pl: {path} is damaged or incomplete; set aside as {aside.name}", file=sys.stderr)
+    return None
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        expected = json.loads(path.with_suffix(".json").read_text())["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return sha256_file(path) == expected

@@ -1,0 +1,107 @@
+"""`QuestionData`: the questions of a run as a Lightning data module, one batch an update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from lightning.pytorch import LightningDataModule
+
+from rlvr_pl.data.pools import load_questions
+from rlvr_pl.data.schedule import QuestionSchedule
+from rlvr_pl.errors import UserError
+from rlvr_pl.types import Question
+
+
+class UpdateLoader:
+    """Yields the questions of update `first() + 1`, and so on to the planned length.
+
+    `first` is read when iteration starts, after a checkpoint has been restored; `len` is always the whole plan, which is
+    what Lightning's restored progress counts against.
+    """
+
+    def __init__(self, schedule: QuestionSchedule, updates: int, first: Callable[[], int]) -> None:
+        self._schedule = schedule
+        self._updates = updates
+        self._first = first
+
+    def __len__(self) -> int:
+        return self._updates
+
+    def __iter__(self) -> Iterator[list[Question]]:
+        for update in range(self._first() + 1, self._updates + 1):
+            yield self._schedule.batch(update)
+
+
+class QuestionData(LightningDataModule):
+    """Training and validation questions.
+
+    Args:
+        train: training questions: ``embedded:train``, a JSONL, JSON, Parquet or CSV file, or a Hub dataset name.
+        validation: held-out questions for the greedy validation inside `fit`; null for none.
+        updates: planned number of updates. This, and not a step count, is the length of the run.
+        questions_per_update: questions in one update (the supplied recipe has 1, the paper's continuations 4).
+        order: file of question uids (JSON list) that fixes the order, as the paper's ``--order_file``; null shuffles
+            by `order_seed`.
+        start: offset into the order at which update 1 begins (the paper's ``--start``).
+        order_seed: seed of the shuffled order. It is not the run's seed: matched arms see the same questions.
+        columns: our field -> column of the file, e.g. ``{problem: question}``; null where they have our names.
+        split: split of a Hub dataset for training questions.
+        drop_empty_gold: leave questions out whose answer is empty, instead of refusing the pool.
+        validation_batch: questions decoded together in validation; taken from ``model.eval_batch_size``.
+    """
+
+    def __init__(
+        self,
+        train: str = "embedded:train",
+        validation: str | None = "embedded:val350",
+        *,
+        updates: int = 60,
+        questions_per_update: int = 1,
+        order: str | None = None,
+        start: int = 0,
+        order_seed: int = 0,
+        columns: dict[str, str] | None = None,
+        split: str = "train",
+        drop_empty_gold: bool = False,
+        validation_batch: int = 64,
+    ) -> None:
+        super().__init__()
+        if updates < 1 or questions_per_update < 1:
+            raise UserError(
+                f"data.updates is {updates} and data.questions_per_update {questions_per_update}: both must be at least 1"
+            )
+        self.updates = updates
+        self.validation_batch = validation_batch
+        questions = load_questions(train, columns=columns, split=split, drop_empty_gold=drop_empty_gold)
+        self.schedule = QuestionSchedule(questions, questions_per_update, order=order, start=start, seed=order_seed)
+        self.validation: Sequence[Question] = (
+            load_questions(validation, columns=columns, drop_empty_gold=drop_empty_gold) if validation else ()
+        )
+
+    def planned_questions(self) -> Iterator[Question]:
+        """Every question that the run will ask, validation included; for checks before it starts."""
+        for update in range(1, self.updates + 1):
+            yield from self.schedule.batch(update)
+        yield from self.validation
+
+    def train_dataloader(self) -> UpdateLoader:
+        return UpdateLoader(self.schedule, self.updates, self._updates_done)
+
+    def val_dataloader(self) -> list[list[Question]]:
+        size = self.validation_batch
+        return [list(self.validation[i : i + size]) for i in range(0, len(self.validation), size)]
+
+    def _updates_done(self) -> int:
+        assert self.trainer is not None
+        return self.trainer.lightning_module.updates_done
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"schedule": self.schedule.sha256}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if state_dict["schedule"] != self.schedule.sha256:
+            raise UserError(
+                "the checkpoint was made with other questions or another order; continue with the same data.* settings, "
+                "or begin a new run from its weights with --start"
+            )
