@@ -1,0 +1,41 @@
+# Two commands do everything on a fresh machine: `make quickstart` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Threads that spin on busy cores cost far more than they give at these sizes.
+export OMP_NUM_THREADS ?= 1
+export OMP_WAIT_POLICY ?= PASSIVE
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: quickstart test test-slow lint format clean
+
+quickstart: $(VENV)/.installed
+	$(BIN)/rlvr-pl quickstart
+
+test: $(VENV)/.installed-dev
+	$(BIN)/pytest -m "not slow and not vllm"
+
+test-slow: $(VENV)/.installed-dev
+	$(BIN)/pytest -m "slow and not vllm"
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,gguf]"
+	$(BIN)/pip install --quiet --no-deps reasoning-from-scratch==0.2.0
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
