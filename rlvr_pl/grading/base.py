@@ -12,7 +12,7 @@ from rlvr_pl.types import Grade, Question
 
 @dataclass(frozen=True, slots=True)
 class GradeRequest:
-    """One answer to grade: the response's text and the question with its gold; ids and truncation for user functions."""
+    """One answer to grade: the response and the question with its gold; ids and truncation are for user functions."""
 
     response: str
     question: Question
