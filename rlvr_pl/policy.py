@@ -1,0 +1,384 @@
+"""The policy: a Hugging Face causal language model, its tokenizer, its prompt template and its stop ids.
+
+Weights are read and written as safetensors only. Dropout is off whatever the mode of the module: two passes over the
+same tokens must agree, or probability ratios are not 1 on policy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from rlvr_pl.errors import UserError
+from rlvr_pl.prompts import PromptTemplate, make_template, template_of_folder
+from rlvr_pl.types import Question
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+EMBEDDED = Path(__file__).parent / "data" / "embedded"
+EMBEDDED_NAMES = ("base", "start")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+DTYPES = ("bfloat16", "float16", "float32", "float64")
+
+
+@dataclass(eq=False)
+class Policy:
+    """A causal language model and all that is needed to ask it questions.
+
+    Attributes:
+        model: the transformers model; logits are `head` times the last hidden state, nothing else.
+        tokenizer: its transformers tokenizer.
+        template: how a question becomes a prompt.
+        eos_ids: every id that ends a completion: those of the generation config, the model config and the tokenizer.
+        pad_id: an id to fill padding with; attention is told by masks, never by this id (it may be an EOS id).
+        max_context: tokens that prompt and completion may have together.
+        default_max_new_tokens: cap on a completion unless the user says otherwise.
+        name: where it came from.
+        sha256: of the weights when they were loaded (see `weights_sha256`).
+    """
+
+    model: PreTrainedModel
+    tokenizer: Any
+    template: PromptTemplate
+    eos_ids: tuple[int, ...]
+    pad_id: int
+    max_context: int
+    default_max_new_tokens: int
+    name: str
+    sha256: str
+
+    @property
+    def head(self) -> Tensor:
+        """[V, h], the weight of the output head."""
+        return self.model.get_output_embeddings().weight  # type: ignore[union-attr]
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of plain text; no special token is added."""
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens left out and no spaces tidied away."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def prompt_ids(self, question: Question) -> tuple[int, ...]:
+        """Ids of the question's prompt. Raises UserError when no room for a completion is left in the context."""
+        ids = self.template.ids(question)
+        if not 0 < len(ids) < self.max_context:
+            raise UserError(
+                f"question {question.uid}: the prompt has {len(ids)} tokens, but {self.name} has a context of "
+                f"{self.max_context}; leave the question out"
+            )
+        return ids
+
+    def hidden_states(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """[n, s, h], the states that `head` turns into logits, for right-padded rows.
+
+        Args:
+            input_ids: [n, s] int64.
+            attention_mask: [n, s], true on tokens; every row is tokens first, padding after.
+
+        Returns:
+            States at padded positions are finite and meaningless. Raises ValueError for padding before a token.
+        """
+        if bool((attention_mask[:, 1:] > attention_mask[:, :-1]).any()):
+            raise ValueError("hidden_states wants padding on the right: a row has a token after padding")
+        # Under a causal mask no token sees the padding to its right, and its position is its index. So the model needs
+        # neither mask nor positions, and attention runs on its fast causal path.
+        return self.model.get_decoder()(input_ids=input_ids, use_cache=False).last_hidden_state
+
+    def copy_frozen(self) -> Policy:
+        """A copy whose weights neither move nor ask for gradients (start policies of drift and KL)."""
+        return replace(self, model=copy.deepcopy(self.model).requires_grad_(False).eval())
+
+    def save(self, folder: Path | str, *, overwrite: bool = False) -> None:
+        """Write a folder that transformers, vLLM and `load_policy` read; it appears complete or not at all.
+
+        Weights keep the model's dtype. Raises UserError when the folder exists and `overwrite` is not set.
+        """
+        folder = Path(folder)
+        if folder.exists() and not overwrite:
+            raise UserError(f"{folder}: exists; choose another folder or allow overwriting")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = folder.parent / f".{folder.name}.partial-{os.getpid()}"
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            with _quiet_transformers():
+                self.model.save_pretrained(partial)
+                self.tokenizer.save_pretrained(partial)
+            self.template.to_folder(partial)
+            _speak_to_older_readers(partial)
+            _sync(partial)
+            _swap(partial, folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def load_policy(
+    name: str | Path,
+    *,
+    untie_embeddings: bool = False,
+    dtype: str | None = None,
+    device: str | torch.device = "cpu",
+    attn_implementation: str = "sdpa",
+    trust_remote_code: bool = False,
+    template: str | Mapping[str, Any] | None = None,
+) -> Policy:
+    """Load a policy.
+
+    Args:
+        name: ``embedded:base`` or ``embedded:start``, a model folder, or a name on the Hugging Face hub.
+        untie_embeddings: make input embedding and output head two parameters, equal at first (the supplied recipe).
+        dtype: ``bfloat16``, ``float16``, ``float32`` or ``float64``; the checkpoint's own when None.
+        device: where the weights go.
+        attn_implementation: attention of transformers: ``sdpa``, ``eager``, ``flash_attention_2``.
+        trust_remote_code: run model code found in the folder or repository.
+        template: prompt template in place of the folder's own; see `rlvr_pl.prompts.make_template`.
+
+    Raises:
+        UserError: the name, a file or a setting is unusable; the message says which and what to do.
+    """
+    name = str(name)
+    if dtype is not None and dtype not in DTYPES:
+        raise UserError(f"dtype {dtype!r}: must be one of {', '.join(DTYPES)}")
+    folder = _find_folder(name, trust_remote_code)
+    config = _load_config(folder, trust_remote_code)
+    tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
+    model = _load_model(folder, config, dtype, attn_implementation, trust_remote_code)
+    if untie_embeddings:
+        untie(model)
+    model.to(device)  # type: ignore[arg-type]
+    eos_ids = _settle_generation_config(model, tokenizer, folder)
+    pad_id = tokenizer.pad_token_id
+    return Policy(
+        model=model.eval(),
+        tokenizer=tokenizer,
+        template=template_of_folder(folder, tokenizer) if template is None else make_template(template, tokenizer),
+        eos_ids=eos_ids,
+        pad_id=eos_ids[0] if pad_id is None else pad_id,
+        max_context=getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31 - 1,
+        default_max_new_tokens=model.generation_config.max_new_tokens,  # type: ignore[union-attr]
+        name=name,
+        sha256=weights_sha256(model),
+    )
+
+
+def untie(model: PreTrainedModel) -> None:
+    """Make input embedding and output head independent parameters, equal at first; a saved folder stays untied."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if head.weight is embedding.weight:  # type: ignore[union-attr]
+        head.weight = nn.Parameter(embedding.weight.detach().clone())  # type: ignore[union-attr]
+    for config in (model.config, model.config.get_text_config()):
+        config.tie_word_embeddings = False
+
+
+def weights_sha256(model: nn.Module) -> str:
+    """SHA-256 over name, dtype, shape and bytes of every parameter, in the order of their names.
+
+    The same before saving and after loading; tied parameters count once, under the name of the input embedding.
+    """
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}\n".encode())
+        flat = parameter.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
+    return digest.hexdigest()
+
+
+def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a model folder; UserError when it has none or it cannot be read."""
+    from transformers import AutoTokenizer
+
+    # Without these files transformers builds an empty tokenizer from the model's type and says nothing.
+    if not any((folder / file).is_file() for file in TOKENIZER_FILES):
+        raise UserError(f"{folder}: no tokenizer (none of {', '.join(TOKENIZER_FILES)}); copy the model's own into it")
+    with _quiet_transformers(), _readable(f"{folder}: cannot read the tokenizer"):
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+
+
+def _find_folder(name: str, trust_remote_code: bool) -> Path:
+    """The local folder behind a policy's name; hub names are fetched (or found in the cache)."""
+    kind, _, rest = name.partition(":")
+    if kind == "embedded":
+        if rest not in EMBEDDED_NAMES:
+            raise UserError(f"policy {name}: unknown; known are {', '.join(f'embedded:{x}' for x in EMBEDDED_NAMES)}")
+        folder = EMBEDDED / rest
+        if not folder.is_dir():
+            raise UserError(f"policy {name}: {folder} is missing; run `rlvr-pl make-default` or reinstall")
+        return folder
+    if not name:
+        raise UserError("policy: the name is empty; give embedded:base, a model folder or a hub name")
+    folder = Path(name).expanduser()
+    remedies = {".pth": "import-supplied", ".pt": "import-supplied", ".gguf": "import-gguf"}
+    if folder.suffix in remedies:
+        raise UserError(f"policy {name}: convert it first: `rlvr-pl {remedies[folder.suffix]} {name} --out FOLDER`")
+    if folder.is_file():
+        raise UserError(f"policy {name}: a file; name the model folder (with config.json) or a hub name")
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise UserError(f"policy {name}: the folder has no config.json, so it is not a Hugging Face model folder")
+        return folder
+    if name.count("/") > 1 or name.startswith((".", "/", "~")) or name.endswith("/"):
+        raise UserError(f"policy {name}: no such folder")
+    return _fetch(name, trust_remote_code)
+
+
+def _fetch(name: str, trust_remote_code: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"] + ["*.py"] * trust_remote_code
+    with _readable(f"policy {name}: no such folder, and not available from the hub"):
+        return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*", "consolidated*"]))
+
+
+def _load_config(folder: Path, trust_remote_code: bool) -> PretrainedConfig:
+    """The model's configuration, with every dropout at zero."""
+    from transformers import AutoConfig
+
+    with _quiet_transformers(), _readable(f"{folder}/config.json: not usable"):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    for part in (config, config.get_text_config()):
+        for key, value in part.to_dict().items():
+            if "drop" in key and isinstance(value, float):
+                setattr(part, key, 0.0)
+    return config
+
+
+def _load_model(
+    folder: Path, config: PretrainedConfig, dtype: str | None, attn_implementation: str, trust_remote_code: bool
+) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    if not any(folder.glob("*.safetensors")):
+        raise UserError(f"{folder}: no *.safetensors; weights are read in no other form (pickles can run code)")
+    with _quiet_transformers(), _readable(f"{folder}: cannot load the model"):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype or "auto",
+            attn_implementation=attn_implementation,
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    model, info = loaded
+    # transformers fills what it does not find with random numbers and only logs it.
+    mismatched = (x if isinstance(x, str) else x[0] for x in info["mismatched_keys"])
+    absent = sorted((*info["missing_keys"], *mismatched, *info.get("error_msgs", ())))
+    if absent:
+        raise UserError(f"{folder}: weights do not fit config.json: {len(absent)} wrong or absent, first {absent[0]}")
+    _check_head(model, folder)
+    if (folder / "generation_config.json").exists():  # transformers passes over a broken one, and stop ids are lost
+        with _quiet_transformers(), _readable(f"{folder}/generation_config.json: not usable"):
+            model.generation_config = GenerationConfig.from_pretrained(folder)
+    return model
+
+
+def _check_head(model: PreTrainedModel, folder: Path) -> None:
+    """Refuse a model whose logits are more than head times hidden state: every log-prob here would be wrong."""
+    head, config = model.get_output_embeddings(), model.config.get_text_config()
+    neutral = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
+    odd = [key for key, value in neutral.items() if getattr(config, key, value) not in (None, value)]
+    if head is None or getattr(head, "bias", None) is not None or odd:
+        what = ", ".join(odd) or "an output head that is no plain matrix"
+        raise UserError(f"{folder}: {model.config.model_type} uses {what}, which is not supported")
+
+
+def _settle_generation_config(model: PreTrainedModel, tokenizer: Any, folder: Path) -> tuple[int, ...]:
+    """Put every stop id and a completion cap into the model's generation config, and return the stop ids."""
+    from transformers import GenerationConfig
+
+    old: Any = model.generation_config or GenerationConfig()
+    config = model.config.get_text_config()
+    rows = model.get_input_embeddings().weight.shape[0]  # type: ignore[union-attr]
+    highest = max(tokenizer.get_vocab().values(), default=-1)
+    if not 0 <= highest < rows:
+        raise UserError(f"{folder}: wrong tokenizer: its ids reach {highest}, but the model knows only {rows} tokens")
+    sources = (old.eos_token_id, getattr(config, "eos_token_id", None), tokenizer.eos_token_id)
+    ids = [i for x in sources if x is not None for i in (x if isinstance(x, list) else [x])]
+    eos_ids: tuple[int, ...] = tuple(dict.fromkeys(ids))
+    if not eos_ids or not all(isinstance(i, int) and 0 <= i < rows for i in eos_ids):
+        raise UserError(f"{folder}: end-of-sequence ids {list(eos_ids)}: need at least one, each below {rows}")
+    # Sampling defaults only count when sampling is on, and transformers refuses to save them otherwise.
+    kept = ("do_sample", "temperature", "top_p", "top_k", "repetition_penalty") if old.do_sample else ()
+    fields = {key: getattr(old, key) for key in (*kept, "bos_token_id", "pad_token_id")}
+    model.generation_config = GenerationConfig(
+        eos_token_id=list(eos_ids) if len(eos_ids) > 1 else ids[0],
+        max_new_tokens=old.max_new_tokens or 1024,
+        **{key: value for key, value in fields.items() if value is not None},
+    )
+    return eos_ids
+
+
+def _speak_to_older_readers(folder: Path) -> None:
+    """Add what transformers 4 (still under many a vLLM) looks for: without a top-level `rope_theta` it would silently
+    take 10,000, and it does not know the class name `TokenizersBackend`."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    rope = config.get("rope_parameters") or {}
+    if "rope_theta" in rope:
+        config["rope_theta"] = rope["rope_theta"]
+        if rope.get("rope_type", "default") != "default":
+            config["rope_scaling"] = {key: value for key, value in rope.items() if key != "rope_theta"}
+        path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    path = folder / "tokenizer_config.json"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace('"TokenizersBackend"', '"PreTrainedTokenizerFast"'), encoding="utf-8")
+
+
+def _sync(folder: Path) -> None:
+    for path in (*folder.iterdir(), folder):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _swap(partial: Path, folder: Path) -> None:
+    """Put `partial` in the place of `folder`; the old folder is whole under its name until the very last moment."""
+    old = folder.parent / f".{folder.name}.old-{os.getpid()}"
+    if folder.exists():
+        folder.rename(old)
+    partial.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _readable(what: str) -> Iterator[None]:
+    """Any failure inside becomes a one-line UserError, except running out of memory."""
+    try:
+        yield
+    except (UserError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # the readers below raise whatever their parsers raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"{what}: {reason[:300]}") from error
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Loading and saving without progress bars and reports: what matters in them is checked here."""
+    from transformers.utils import logging
+
+    level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bar:
+            logging.enable_progress_bar()
