@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from rlvr_pl.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 class Objective(ABC):
     """Base class of every objective.
 
-    An update calls, in this order and once each over the complete batch of all ranks: `requests`, then
+    An update calls, in this order and once each over the complete batch of all ranks: `requests`, `prepare`, then
     `token_weights`; then `loss` once per pass and micro-batch. Subclasses usually write `token_weights` alone.
 
     Attributes:
@@ -24,15 +26,27 @@ class Objective(ABC):
             "entropy", "sampling_entropy"}``; each is then a field of the batch. With "entropy" the micro-batch given
             to `loss` carries the current pass's differentiable entropy.
         inner_epochs: passes (optimizer steps) over one batch; above 1 only for objectives with a probability ratio.
+        samples: False for an objective that learns from stored solutions: nothing is sampled or graded for it.
+        resample_rounds: how often the update may replace groups whose rewards are all equal by fresh questions
+            (DAPO's dynamic sampling). 0: never.
+        shift_invariant: whether adding a constant to all rewards of a group changes nothing.
     """
 
     equation: ClassVar[str] = ""
     needs: frozenset[str] = frozenset()
     inner_epochs: int = 1
+    samples: ClassVar[bool] = True
+    resample_rounds: int = 0
+    shift_invariant: ClassVar[bool] = False
 
     def requests(self, batch: RolloutBatch) -> Sequence[BranchRequest]:
         """Continuations to sample before the weights are computed (they are charged to the run). None by default."""
         return ()
+
+    def prepare(self, batch: RolloutBatch) -> Mapping[str, Tensor]:
+        """Tensors [N, T] of its own that `loss` needs and that only the complete batch can give; pure. The update puts
+        them into ``batch.extras``, and micro-batches carry their rows. None by default."""
+        return {}
 
     @abstractmethod
     def token_weights(self, batch: RolloutBatch) -> Tensor:
@@ -60,9 +74,40 @@ class Objective(ABC):
         log-probs is known beforehand."""
         return type(self).loss is Objective.loss
 
+    @property
+    def every_row(self) -> bool:
+        """Whether rows whose weights are all zero enter the loss (a KL or an entropy term): then they are forwarded."""
+        return not self.linear
+
     def state_dict(self) -> dict[str, Any]:
         """State that must survive a resume (plain numbers, lists, tensors). Empty by default."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (most objectives have no state)
         """Restore what `state_dict` gave."""
+
+
+def check_weights(objective: Objective, weights: Any, batch: RolloutBatch) -> None:
+    """Raise UserError, naming the class and the rollout, unless `weights` is a finite [N, T] that is 0 on padding.
+
+    The update calls it before any step is taken.
+    """
+    import torch
+
+    name = type(objective).__name__
+    shape = tuple(batch.mask.shape)
+    if not isinstance(weights, torch.Tensor) or tuple(weights.shape) != shape:
+        got = f"shape {tuple(weights.shape)}" if isinstance(weights, torch.Tensor) else type(weights).__name__
+        raise UserError(
+            f"{name}.token_weights returned {got}; it must return a tensor of shape {shape}, [rollouts, tokens]"
+        )
+    for wrong, what in (
+        (~weights.isfinite(), "a weight that is not finite"),
+        ((weights != 0) & ~batch.mask, "a weight on padding"),
+    ):
+        if wrong.any():
+            row, position = (int(i) for i in wrong.nonzero()[0])
+            where = f"question {batch.uids[row]!r} sample {batch.samples[row]} (row {row}), position {position}"
+            raise UserError(
+                f"{name}.token_weights returned {what} ({float(weights[row, position])}) for rollout {where}"
+            )

@@ -25,7 +25,7 @@ class StopReason(str, Enum):
 
 
 class RolloutClass(str, Enum):
-    """What a rollout looks like: `EOS` terminated; `TRUNCATED` at the cap in ordinary text; `LOOP` or `SOUP` at the cap."""
+    """What a rollout looks like: `EOS` ended; at the cap, `TRUNCATED` in ordinary text, or `LOOP` or `SOUP`."""
 
     EOS = "eos"
     TRUNCATED = "truncated"
@@ -143,6 +143,7 @@ class RolloutBatch:
     entropy: Tensor | None = None  # [N, T] next-token entropy, nats; in `Objective.loss` the differentiable one
     sampling_entropy: Tensor | None = None  # [N, T] entropy of the full softmax at the sampling temperature
     branches: tuple[Branch, ...] = ()
+    extras: Mapping[str, Tensor] = field(default_factory=dict)  # [N, T] each, from `Objective.prepare`
 
     @property
     def lengths(self) -> Tensor:
@@ -173,13 +174,15 @@ class RolloutBatch:
             samples=tuple(self.samples[i] for i in index),
             prompt_ids=tuple(self.prompt_ids[i] for i in index),
             branches=(),
+            extras={name: x[index][:, :width] for name, x in self.extras.items()},
             **tensors,
         )
 
     def to(self, device: torch.device | str) -> RolloutBatch:
         """The batch with every tensor on `device`."""
         tensors = {name: getattr(self, name) for name in _TENSOR_FIELDS}
-        return self.replace(**{name: None if x is None else x.to(device) for name, x in tensors.items()})
+        moved = {name: None if x is None else x.to(device) for name, x in tensors.items()}
+        return self.replace(extras={name: x.to(device) for name, x in self.extras.items()}, **moved)
 
 
 _TENSOR_FIELDS = (
