@@ -17,6 +17,7 @@ import torch
 from jsonargparse import class_from_function
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import TensorBoardLogger
 
 from rlvr_pl import __version__
 from rlvr_pl.callbacks.checkpoint import RunCheckpoint, latest_checkpoint
@@ -144,6 +145,8 @@ class FitCLI(LightningCLI):
         config.trainer.default_root_dir = str(self.folder.path)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        if self.config.trainer.logger in (None, True):
+            kwargs["logger"] = TensorBoardLogger(self.folder.path, name="", version="tensorboard")
         return super().instantiate_trainer(plugins=[self.config_init["precision"]], **kwargs)
 
 

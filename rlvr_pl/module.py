@@ -119,7 +119,6 @@ class RLVRModule(LightningModule):
     def setup(self, stage: str) -> None:
         if "start_logprobs" in self.objective.needs:
             _ = self.start_policy
-        self.objective.check(group_size=self.group_size)
 
     @property
     def start_policy(self) -> Policy:
@@ -167,6 +166,7 @@ class RLVRModule(LightningModule):
                 rollouts, self.group_size, update=number, seed=self.seed, cap=self.decoding.max_new_tokens
             )
             data = self._prepare(data, {q.uid: q for q in batch})
+            data = data.replace(extras=self.objective.prepare(data))
             weights = self.objective.token_weights(data)
             check_weights(self.objective, weights, data)
         with clock("learn"):

@@ -145,7 +145,7 @@ def accumulate_gradient(
 
     Out of memory halves the micro-batch and tries it again. Raises `NonFiniteError` for a loss that is not finite.
     """
-    matter = weights.ne(0).any(1) if objective.linear else torch.ones(len(batch), dtype=torch.bool)
+    matter = torch.ones(len(batch), dtype=torch.bool) if objective.every_row else weights.ne(0).any(1)
     rows = matter.nonzero()[:, 0].tolist()
     queue = plan_micro_batches(batch, [i for i in rows if batch.mask[i].any()], max_tokens)
     loss, tokens = 0.0, 0
@@ -245,7 +245,7 @@ def update_once(
     """
     if pairs is None:
         pairs = [(p, p) for group in optimizer.param_groups for p in group["params"]]
-    if uniform_update == "skip" and objective.linear and not bool(weights.ne(0).any()):
+    if uniform_update == "skip" and not objective.every_row and not bool(weights.ne(0).any()):
         return StepResult(0.0, 0.0, False, False, 0.0, 0)
     total = GradientSum(pairs)
     loss, tokens = accumulate_gradient(

@@ -19,3 +19,34 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("the folder ../shared (public cases and data) is not here")
     return folder
+
+
+@pytest.fixture
+def tiny_policy():
+    """A function that makes a random untied Qwen3 policy of 64 tokens, in the given dtype."""
+
+    def make(dtype: str = "float64", seed: int = 0, **config):
+        import torch
+        from transformers import Qwen3Config, Qwen3ForCausalLM
+
+        from rlvr_pl.policy import Policy
+        from rlvr_pl.prompts import PromptTemplate
+
+        torch.manual_seed(seed)
+        settings = {
+            "vocab_size": 64,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "max_position_embeddings": 128,
+            "tie_word_embeddings": False,
+            "eos_token_id": 1,
+            "pad_token_id": 0,
+        }
+        model = Qwen3ForCausalLM(Qwen3Config(**{**settings, **config})).to(getattr(torch, dtype))
+        return Policy(model.eval(), None, None, (1,), 0, 128, 16, "tiny", "none")
+
+    return make

@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> Result:
     _check(args)
     from rlvr_pl.data.pools import load_questions
     from rlvr_pl.evaluation import evaluate_questions, header, summarize, write_items
-    from rlvr_pl.grading import make_grader
+    from rlvr_pl.grading import named_grader
     from rlvr_pl.policy import load_policy
     from rlvr_pl.sampling.base import Decoding
     from rlvr_pl.sampling.torch import TorchSampler
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> Result:
     questions = load_questions(args.questions)[: args.limit]
     policy = load_policy(args.policy, untie_embeddings=args.untie_embeddings)
     decoding = Decoding(0.0, 1.0, args.max_new_tokens or policy.default_max_new_tokens)
-    sampler, grader = TorchSampler(), make_grader(args.grader)
+    sampler, grader = TorchSampler(), named_grader(args.grader)
     begin = time.perf_counter()
 
     def evaluate(batch_size: int) -> list[dict[str, Any]]:
