@@ -8,7 +8,6 @@ minus the leave-one-out mean at u. Credits of one fork sum to zero over its roll
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Literal
 import numpy as np
 
 from rlvr_pl.core.choices import check_choice
+from rlvr_pl.core.keyed import generator
 
 Credit = Literal["raw", "rankc", "srank", "sign", "uniform", "shuffled", "shuffled_rankc"]
 
@@ -76,6 +76,31 @@ def suffix_credit(token_ids: Sequence[Sequence[int]], rewards: Sequence[float]) 
     return credit
 
 
+def segment_credit(
+    length: int, positions: Sequence[int], values: Sequence[float], baseline: float, reward: float
+) -> np.ndarray:
+    """[length] credit that telescopes over the segments between forks: ``V(t1) - baseline`` before the first fork,
+    ``V(t2) - V(t1)`` from it on, ..., ``reward - V(tF)`` from the last on. Over segments it sums to reward - baseline.
+
+    `positions` rise; `values` are V at the prefixes before them.
+    """
+    steps = np.diff([baseline, *values, reward])
+    return np.repeat(steps, np.diff([0, *positions, length]))
+
+
+def entropy_forks(entropy: Sequence[float], threshold: float, *, gap: int = 16, limit: int = 1) -> list[int]:
+    """Positions at which to branch, scanning left to right: entropy at least `threshold`, at least `gap` after the
+    last accepted one, at most `limit`. Each choice depends on the tokens before it alone, which keeps credit unbiased.
+    """
+    chosen: list[int] = []
+    for t in np.flatnonzero(np.asarray(entropy) >= threshold).tolist():
+        if len(chosen) == limit:
+            break
+        if not chosen or t - chosen[-1] >= gap:
+            chosen.append(t)
+    return chosen
+
+
 def transform_credit(
     credit: Sequence[float], kind: Credit, *, seed: int = 0, update: int = 0, group: str | None = None
 ) -> list[float]:
@@ -111,8 +136,7 @@ def transform_credit(
 def permutation(n: int, seed: int, update: int, group: str | None = None) -> np.ndarray:
     """The uniform permutation of n instances that `transform_credit` uses: a pure function of its arguments."""
     key = ("fork-credit", seed, update) if group is None else ("fork-credit", seed, update, group)
-    digest = hashlib.sha256(repr(key).encode()).digest()
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little"))).permutation(n)
+    return generator(*key).permutation(n)
 
 
 def mid_ranks(values: np.ndarray) -> np.ndarray:
