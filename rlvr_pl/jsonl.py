@@ -14,8 +14,9 @@ from rlvr_pl.errors import UserError
 MAX_LINE_BYTES = 64 * 2**20
 """A longer line is refused: it is a file of another kind (one JSON array, a binary), and would fill the memory."""
 
-Types = type | tuple[type, ...]
-"""Accepted Python types of a JSON value: str, int, float (integers included), bool, list, dict, type(None)."""
+Kind = type | tuple[type, ...] | frozenset
+"""What a JSON value may be: types (str, int, float with integers included, bool, list, dict, type(None)), or a frozenset
+of the values allowed; ``frozenset({0, 1})`` takes true and false as well."""
 
 _BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "UTF-8", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -58,8 +59,8 @@ def iter_jsonl(path: str | PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]
 def read_jsonl(
     path: str | PathLike[str],
     *,
-    required: Mapping[str, Types] | None = None,
-    optional: Mapping[str, Types] | None = None,
+    required: Mapping[str, Kind] | None = None,
+    optional: Mapping[str, Kind] | None = None,
     unique: tuple[str, ...] = (),
 ) -> list[dict[str, Any]]:
     """All objects of a JSON Lines file, checked row by row.
@@ -81,8 +82,8 @@ def read_records(
     path: str | PathLike[str],
     record: str | None,
     *,
-    required: Mapping[str, Types] | None = None,
-    optional: Mapping[str, Types] | None = None,
+    required: Mapping[str, Kind] | None = None,
+    optional: Mapping[str, Kind] | None = None,
     unique: tuple[str, ...] = (),
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
     """`read_jsonl` for a file whose first row may be a header ``{"record": record, ...}``: ``(header or None, rows)``.
@@ -106,26 +107,27 @@ def read_records(
 
 
 class _RowCheck:
-    """Types and uniqueness of rows; called once a row, in file order."""
+    """Kinds and uniqueness of rows; called once a row, in file order."""
 
     def __init__(
-        self, path: Path, required: Mapping[str, Types], optional: Mapping[str, Types], unique: tuple[str, ...]
-    ):
+        self, path: Path, required: Mapping[str, Kind], optional: Mapping[str, Kind], unique: tuple[str, ...]
+    ) -> None:
         self.path = path
-        self.required = [(name, _exact(types)) for name, types in required.items()]
-        self.optional = [(name, _exact(types) | {type(None)}) for name, types in optional.items()]
+        self.fields = [(name, *_kind(kind), True) for name, kind in required.items()]
+        self.fields += [(name, *_kind(kind), False) for name, kind in optional.items()]
         self.unique = unique
         self.seen: dict[tuple[Any, ...], int] = {}
 
     def __call__(self, number: int, row: dict[str, Any]) -> None:
-        for name, types in self.required:
+        for name, types, values, required in self.fields:
+            value = row.get(name)
+            if type(value) in types and (values is None or value in values):
+                continue
+            if value is None and not required:
+                continue
             if name not in row:
                 raise UserError(f"{self.path}:{number}: the field {name!r} is missing")
-            if type(row[name]) not in types:
-                self._refuse(number, name, row[name], types)
-        for name, types in self.optional:
-            if type(row.get(name)) not in types:
-                self._refuse(number, name, row[name], types)
+            raise UserError(f"{self.path}:{number}: {name!r} must be {_wanted(types, values)}, not {_short(value)}")
         if self.unique:
             key = tuple([row[name] for name in self.unique])
             first = self.seen.setdefault(key, number)
@@ -133,16 +135,21 @@ class _RowCheck:
                 what = ", ".join(f"{name} {value!r}" for name, value in zip(self.unique, key))
                 raise UserError(f"{self.path}:{number}: {what} is already in line {first}")
 
-    def _refuse(self, number: int, name: str, value: Any, types: frozenset[type]) -> None:
-        names = [text for kind, text in _NAMES.items() if kind in types]
-        wanted = " or ".join(x for x in names if x != "an integer" or "a number" not in names)
-        raise UserError(f"{self.path}:{number}: {name!r} must be {wanted}, not {_short(value)}")
+
+def _kind(kind: Kind) -> tuple[frozenset[type], frozenset | None]:
+    """The exact types that JSON parsing may give (so that True is no int, and 1 is a float), and the values allowed."""
+    if isinstance(kind, frozenset):
+        types = frozenset(type(value) for value in kind)
+        return types | ({bool} if int in types else set()), kind
+    types = frozenset(kind if isinstance(kind, tuple) else (kind,))
+    return types | ({int} if float in types else set()), None
 
 
-def _exact(types: Types) -> frozenset[type]:
-    """The exact types that JSON parsing gives for `types` (so that True is not an int, and 1 is a float)."""
-    kinds = frozenset(types if isinstance(types, tuple) else (types,))
-    return kinds | {int} if float in kinds else kinds
+def _wanted(types: frozenset[type], values: frozenset | None) -> str:
+    if values is not None:
+        return " or ".join(sorted(json.dumps(value) for value in values))
+    names = [text for kind, text in _NAMES.items() if kind in types]
+    return " or ".join(x for x in names if x != "an integer" or "a number" not in names)
 
 
 def _refuse_byte_order_mark(path: Path, raw: bytes) -> None:

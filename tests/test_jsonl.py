@@ -51,7 +51,7 @@ def test_reads_rows_skipping_white_lines_and_counting_them(tmp_path: Path) -> No
         (GOOD + b'{"uid": "b"}\n', 2, "'correct' is missing"),
         (GOOD + b'{"uid": 7, "correct": true}\n', 2, "'uid' must be a string, not 7"),
         (GOOD + b'{"uid": "b", "correct": 1}\n', 2, "'correct' must be true or false, not 1"),
-        (GOOD + b'{"uid": "b", "correct": true, "level": true}\n', 2, "'level' must be an integer or null, not true"),
+        (GOOD + b'{"uid": "b", "correct": true, "level": true}\n', 2, "'level' must be an integer, not true"),
         (GOOD + b'{"uid": "b", "correct": true}\n' + GOOD, 3, "uid 'a' is already in line 1"),
         (GOOD + b'{"a": ' * 200_000 + b"\n", 2, "nested too deeply"),
         (GOOD + b'{"uid": ' + b"9" * 5000 + b"}\n", 2, "not JSON"),
@@ -94,6 +94,15 @@ def test_types_integers_are_numbers_but_booleans_are_not(tmp_path: Path) -> None
     assert [row["x"] for row in read_jsonl(path, required={"x": float})] == [1, 1.5]
     with pytest.raises(UserError, match=r":1: 'x' must be a number or null, not true"):
         read_jsonl(write(tmp_path, b'{"x": true}\n'), required={"x": (float, type(None))})
+
+
+def test_a_set_of_values(tmp_path: Path) -> None:
+    allowed = {"correct": frozenset({0, 1})}
+    rows = read_jsonl(write(tmp_path, b'{"correct": 1}\n{"correct": false}\n'), required=allowed)
+    assert [row["correct"] for row in rows] == [1, False]
+    for bad in (b"2", b'"1"', b"[1]", b"null"):
+        with pytest.raises(UserError, match=r":2: 'correct' must be 0 or 1, not"):
+            read_jsonl(write(tmp_path, b'{"correct": 1}\n{"correct": ' + bad + b"}\n"), required=allowed)
 
 
 def test_header_is_taken_from_the_first_row_only(tmp_path: Path) -> None:
