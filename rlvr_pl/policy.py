@@ -98,6 +98,10 @@ class Policy:
         # neither mask nor positions, and attention runs on its fast causal path.
         return self.model.get_decoder()(input_ids=input_ids, use_cache=False).last_hidden_state
 
+    def weights_sha256(self) -> str:
+        """SHA-256 of the weights as they are now; `sha256` keeps that of the weights when they were loaded."""
+        return weights_sha256(self.model)
+
     def copy_frozen(self) -> Policy:
         """A copy whose weights neither move nor ask for gradients (start policies of drift and KL)."""
         return replace(self, model=copy.deepcopy(self.model).requires_grad_(False).eval())

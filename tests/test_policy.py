@@ -318,7 +318,7 @@ def test_pickled_weights_are_not_read(mine):
 def test_code_in_a_folder_is_not_run(mine):
     edit(mine / "config.json", model_type="custom", auto_map={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"})
     (mine / "evil.py").write_text("raise SystemExit('code was run')")
-    with pytest.raises(UserError, match="trust_remote_code|custom code"):
+    with pytest.raises(UserError, match=r"custom code"):
         load_policy(mine)
 
 
