@@ -38,7 +38,7 @@ def load_questions(
     split: str = "train",
     drop_empty_gold: bool = False,
 ) -> list[Question]:
-    """Read a set of questions.
+    """Read a set of questions that all have a gold answer.
 
     Args:
         name: ``embedded:train``, ``embedded:val350``, ``embedded:drift``, ``arithmetic:train``, ``arithmetic:val``; a
@@ -54,6 +54,19 @@ def load_questions(
     Raises:
         UserError: unreadable, empty, or a row of the wrong form; a uid that occurs twice; an empty gold.
     """
+    questions = read_questions(name, columns=columns, split=split)
+    empty = [q.uid for q in questions if not q.answer.strip()]
+    if empty and not drop_empty_gold:
+        raise UserError(f"{name}: empty gold answers: {listed(empty)}; set drop_empty_gold to leave these out")
+    if len(empty) == len(questions):
+        raise UserError(f"{name}: every gold answer is empty")
+    return [q for q in questions if q.answer.strip()]
+
+
+def read_questions(
+    name: str | os.PathLike[str], *, columns: Mapping[str, str] | None = None, split: str = "train"
+) -> list[Question]:
+    """`load_questions` without its look at the golds: an answer may be the empty text."""
     name = os.fspath(name)
     task, colon, part = name.partition(":")
     if colon and task in ("embedded", "arithmetic"):
@@ -65,12 +78,6 @@ def load_questions(
     if not questions:
         raise UserError(f"{name}: no questions in it")
     _refuse_twice(name, [q.uid for q in questions])
-    empty = [q.uid for q in questions if not q.answer.strip()]
-    if empty and not drop_empty_gold:
-        raise UserError(f"{name}: empty gold answers: {listed(empty)}; set drop_empty_gold to leave these out")
-    questions = [q for q in questions if q.answer.strip()]
-    if not questions:
-        raise UserError(f"{name}: every gold answer is empty")
     return questions
 
 
