@@ -25,7 +25,7 @@ from rlvr_pl.core.histogram import Histogram
 from rlvr_pl.core.keyed import generator, key_digest
 from rlvr_pl.core.weights import unmasked_tokens
 from rlvr_pl.objectives.base import Objective
-from rlvr_pl.objectives.terms import field
+from rlvr_pl.objectives.terms import required
 from rlvr_pl.types import Branch, BranchRequest
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class ForkCredit(Objective):
         state: the entropies of this update join the record against which the next one's are compared."""
         if self.source == "tree":
             return ()
-        entropy = field(batch, "sampling_entropy", self)
+        entropy = required(batch, "sampling_entropy", self)
         values = entropy[batch.mask].double().cpu().numpy()
         earlier = self._entropies
         threshold = (

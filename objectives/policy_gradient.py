@@ -10,7 +10,7 @@ from rlvr_pl.core.choices import check_choice
 from rlvr_pl.core.ratio import clean, importance_ratio, log_ratio, top_share
 from rlvr_pl.core.weights import Aggregation, token_factor, unmasked_tokens
 from rlvr_pl.objectives.base import Objective
-from rlvr_pl.objectives.terms import EntropyBonus, KLPenalty, MismatchCorrection, field
+from rlvr_pl.objectives.terms import EntropyBonus, KLPenalty, MismatchCorrection, required
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -135,13 +135,14 @@ class PolicyGradient(Objective):
     def every_row(self) -> bool:
         return self.kl is not None or self.entropy_bonus is not None
 
-    def _unmasked(self, batch: RolloutBatch) -> Tensor:
+    def unmasked(self, batch: RolloutBatch) -> Tensor:
+        """[n, t] bool, the tokens that take part in the loss."""
         return batch.mask & ~batch.truncated[:, None] if self.mask_truncated else batch.mask
 
     def _high_entropy(self, batch: RolloutBatch) -> Tensor:
-        return top_share(field(batch, "entropy", self), self._unmasked(batch), self.entropy_top)
+        return top_share(required(batch, "entropy", self), self.unmasked(batch), self.entropy_top)
 
     def _entropy_share(self, batch: RolloutBatch) -> Tensor:
         if self.entropy_top < 1:
             return batch.extras["entropy_share"]
-        return self._unmasked(batch).double() / max(unmasked_tokens(batch.totals, self.mask_truncated), 1)
+        return self.unmasked(batch).double() / max(unmasked_tokens(batch.totals, self.mask_truncated), 1)

@@ -47,7 +47,7 @@ class KLPenalty:
     def loss(self, logprobs: Tensor, ratio: Tensor, factor: Tensor, batch: RolloutBatch) -> Tensor:
         """The sum over the rows. `factor` [n, t]: the weight of each token at advantage 1; `ratio` [n, t]: u."""
         active = factor != 0
-        start = clean(field(batch, "start_logprobs", self), active)
+        start = clean(required(batch, "start_logprobs", self), active)
         x = start - clean(logprobs, active)
         if self.estimator == "k1":
             kl = -x
@@ -70,7 +70,7 @@ class EntropyBonus:
 
     def loss(self, share: Tensor, batch: RolloutBatch) -> Tensor:
         """The sum over the rows. `share` [n, t]: each token's part of the mean, summing to 1 over the update."""
-        return -self.coefficient * (share * clean(field(batch, "entropy", self), share != 0)).sum()
+        return -self.coefficient * (share * clean(required(batch, "entropy", self), share != 0)).sum()
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class MismatchCorrection:
 
     def rho(self, batch: RolloutBatch) -> Tensor:
         """[n, t] or [n, 1]."""
-        trainer, sampler = field(batch, "old_logprobs", self), field(batch, "sampling_logprobs", self)
+        trainer, sampler = required(batch, "old_logprobs", self), required(batch, "sampling_logprobs", self)
         log_rho = clean((trainer - sampler).nan_to_num(nan=0.0), batch.mask)
         if self.level == "sequence":
             log_rho = log_rho.sum(1, keepdim=True)
@@ -135,11 +135,11 @@ class OffPolicyMask:
 
     def keep(self, logprobs: Tensor, weights: Tensor, batch: RolloutBatch) -> Tensor:
         """[n, t] bool, False on the tokens to drop."""
-        gap = clean((field(batch, self.needs, self) - logprobs.detach()).nan_to_num(nan=0.0), batch.mask)
+        gap = clean((required(batch, self.needs, self) - logprobs.detach()).nan_to_num(nan=0.0), batch.mask)
         return (weights >= 0) | (per_sequence(gap, batch.mask) <= self.threshold)
 
 
-def field(batch: RolloutBatch, name: str, user: object) -> Tensor:
+def required(batch: RolloutBatch, name: str, user: object) -> Tensor:
     """The batch's tensor `name`; ValueError, naming who wants it, where it was not computed."""
     value = getattr(batch, name)
     if value is None:

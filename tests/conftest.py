@@ -12,6 +12,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--goldens",
+        type=Path,
+        default=ROOT / "tests" / "golden" / "trl_losses.json",
+        help="losses and gradients computed by TRL, to which the objectives are held",
+    )
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of cases and data that lies beside the checkout; absent on a user's machine."""
