@@ -22,7 +22,8 @@ class Validation(Callback):
         self.every_n_updates = every_n_updates
         self.at_start = at_start
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # not on_train_start, where callbacks that record validations may still be getting ready
         if self.at_start and pl_module.updates_done == 0:
             self._run(trainer)
 

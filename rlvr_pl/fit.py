@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import logging
 import platform
 import shutil
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -41,37 +43,38 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "max_epochs": 1,
     "num_sanity_val_steps": 0,
     "check_val_every_n_epoch": 10**9,  # callbacks.Validation decides when, on the module's own update counter
-    "enable_checkpointing": False,  # callbacks.RunCheckpoint saves
     "enable_model_summary": False,
     "log_every_n_steps": 1,
     "use_distributed_sampler": False,
 }
+HUSHED = (
+    ".*does not have many workers.*",
+    ".*dataloader is not resumable.*",
+    ".*LightningCLI's args.*",
+    ".*will be overridden by `FitCLI.*",
+    ".*in eval mode at the start of training.*",
+    ".*overridden `transfer_batch_to_device`.*",
+    ".*isinstance\\(treespec, LeafSpec\\).*",
+    ".*Checkpoint directory.*",
+)
 PACKAGES = ("torch", "lightning", "transformers", "math-verify", "numpy")
 
 
 def fit(argv: Sequence[str]) -> int:
     """Run ``rlvr-pl fit`` with these arguments and return the exit status. A user's mistake raises `UserError`."""
-    cli = FitCLI(_expand_resume(list(argv)))
-    module, data = cli.model, cli.datamodule
-    run = Run(cli.folder, cli.text, module, data, ["rlvr-pl", "fit", *argv])
-    check_prompts(module, data)
-    run.open(fresh=cli.checkpoint is None, replace=cli.config["overwrite"])
-    try:
-        with warnings.catch_warnings():
-            _hush_lightning()
+    with quiet_lightning():
+        cli = FitCLI(_expand_resume(list(argv)))
+        module, data = cli.model, cli.datamodule
+        run = Run(cli.folder, cli.text, module, data, ["rlvr-pl", "fit", *argv])
+        check_prompts(module, data)
+        run.open(fresh=cli.checkpoint is None, replace=cli.config["overwrite"])
+        try:
             cli.trainer.fit(module, datamodule=data, ckpt_path=cli.checkpoint, weights_only=True)
-    finally:
-        module.sampler.close()
-        module.grader.close()
-    run.close()
+        finally:
+            module.sampler.close()
+            module.grader.close()
+        run.close()
     return 0
-
-
-class FitParser(LightningArgumentParser):
-    """Raises on errors instead of exiting, so that one place words them."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, exit_on_error=False, prog="rlvr-pl fit", **kwargs)
 
 
 class FitCLI(LightningCLI):
@@ -90,8 +93,8 @@ class FitCLI(LightningCLI):
             RLVRModule,
             QuestionData,
             save_config_callback=None,
-            trainer_defaults=TRAINER_DEFAULTS,
-            parser_class=FitParser,
+            trainer_defaults={**TRAINER_DEFAULTS, "callbacks": [RunRecord()]},
+            parser_kwargs={"prog": "rlvr-pl fit", "exit_on_error": False},
             args=argv,
             run=False,
         )
@@ -281,7 +284,19 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _hush_lightning() -> None:
-    """Leave out the advice that does not apply: our loaders have no workers, and resuming mid-epoch is exact here."""
-    for text in (".*does not have many workers.*", ".*dataloader is not resumable.*", ".*LightningCLI's args.*"):
-        warnings.filterwarnings("ignore", message=text)
+@contextmanager
+def quiet_lightning() -> Iterator[None]:
+    """Leave out Lightning's advice that does not apply here (loaders without workers, modules in eval mode, the step
+    inside our own hooks); its errors and other warnings pass."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        for text in HUSHED:
+            warnings.filterwarnings("ignore", message=text)
+        for logger in loggers:
+            logger.setLevel(logging.WARNING)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels):
+                logger.setLevel(level)

@@ -150,6 +150,10 @@ class RLVRModule(LightningModule):
         self.cost = dict(state["cost"])
         self.objective.load_state_dict(state["objective"])
 
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Batches are questions, which live on no device."""
+        return batch
+
     # ---- one update ------------------------------------------------------------------------------------------------
 
     def training_step(self, batch: Sequence[Question], batch_idx: int) -> dict[str, UpdateReport]:

@@ -33,6 +33,21 @@ class UpdateLoader:
             yield self._schedule.batch(update)
 
 
+class ValidationLoader:
+    """Yields the held-out questions in fixed batches, always in the same order."""
+
+    def __init__(self, questions: Sequence[Question], batch: int) -> None:
+        self._questions = questions
+        self._batch = batch
+
+    def __len__(self) -> int:
+        return -(-len(self._questions) // self._batch)
+
+    def __iter__(self) -> Iterator[Sequence[Question]]:
+        for start in range(0, len(self._questions), self._batch):
+            yield self._questions[start : start + self._batch]
+
+
 class QuestionData(LightningDataModule):
     """Training and validation questions.
 
@@ -88,9 +103,8 @@ class QuestionData(LightningDataModule):
     def train_dataloader(self) -> UpdateLoader:
         return UpdateLoader(self.schedule, self.updates, self._updates_done)
 
-    def val_dataloader(self) -> list[list[Question]]:
-        size = self.validation_batch
-        return [list(self.validation[i : i + size]) for i in range(0, len(self.validation), size)]
+    def val_dataloader(self) -> ValidationLoader:
+        return ValidationLoader(self.validation, self.validation_batch)
 
     def _updates_done(self) -> int:
         assert self.trainer is not None
