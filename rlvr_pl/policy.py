@@ -156,7 +156,7 @@ def load_policy(
     name = str(name)
     if dtype is not None and dtype not in DTYPES:
         raise UserError(f"dtype {dtype!r}: must be one of {', '.join(DTYPES)}")
-    folder = _find_folder(name, trust_remote_code)
+    folder = find_folder(name, trust_remote_code=trust_remote_code)
     config = _load_config(folder, trust_remote_code)
     tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
     model = _load_model(folder, config, dtype, attn_implementation, trust_remote_code)
@@ -211,7 +211,7 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
 
 
-def _find_folder(name: str, trust_remote_code: bool) -> Path:
+def find_folder(name: str, *, trust_remote_code: bool = False) -> Path:
     """The local folder behind a policy's name; hub names are fetched (or found in the cache)."""
     kind, _, rest = name.partition(":")
     if kind == "embedded":
