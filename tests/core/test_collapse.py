@@ -160,5 +160,5 @@ def test_negative_update_is_refused():
 
 
 def test_needs_no_torch():
-    code = "import sys, rlvr_pl.core.collapse; sys.exit('torch' in sys.modules or 'scipy' in sys.modules)"
+    code = "import sys, rlvr_pl.core.collapse, rlvr_pl.core.rollout_class; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
