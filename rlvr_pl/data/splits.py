@@ -110,7 +110,7 @@ def require_disjoint(parts: Mapping[str, Iterable[str]]) -> None:
 
 
 def stratified(questions: Sequence[Question], count: int, key: tuple[int | str, ...]) -> list[Question]:
-    """`count` of `questions`, spread over levels in proportion to their numbers (largest remainders), drawn by `key`."""
+    """`count` of `questions`, spread over levels in proportion to their sizes (largest remainders), drawn by `key`."""
     sizes = Counter(q.level for q in questions)
     levels = sorted(sizes, key=lambda level: (level is None, level or 0))
     shares = {level: Fraction(sizes[level] * count, len(questions)) for level in levels}
