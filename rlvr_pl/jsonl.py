@@ -15,7 +15,7 @@ MAX_LINE_BYTES = 64 * 2**20
 """A longer line is refused: it is a file of another kind (one JSON array, a binary), and would fill the memory."""
 
 Kind = type | tuple[type, ...] | frozenset
-"""What a JSON value may be: types (str, int, float with integers included, bool, list, dict, type(None)), or a frozenset
+"""What a JSON value may be: types (str, int, float with integers, bool, list, dict, type(None)), or a frozenset
 of the values allowed; ``frozenset({0, 1})`` takes true and false as well."""
 
 _BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "UTF-8", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
