@@ -37,7 +37,7 @@ class Objective(ABC):
     inner_epochs: int = 1
     samples: ClassVar[bool] = True
     resample_rounds: int = 0
-    shift_invariant: ClassVar[bool] = False
+    shift_invariant: bool = False
 
     def requests(self, batch: RolloutBatch) -> Sequence[BranchRequest]:
         """Continuations to sample before the weights are computed (they are charged to the run). None by default."""

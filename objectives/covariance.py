@@ -65,7 +65,7 @@ class ClipCov(Clipped, GRPO):
 
 
 class KLCov(Ratio, GRPO):
-    """``-sum_it (u w - beta f_it [t among the top 0.2% of covariance] |log u|)``, ``w = A_i f_it``, ``f = 1/tokens``.
+    """``-sum_it (u w - beta f 1{t in the top 0.2% of covariance} |log u|)``, ``w = A_i f``, ``f = 1/tokens``.
 
     KL-Cov (arXiv:2505.22617): no clip; the tokens of greatest ``(l - mean l)(A - mean A)`` pay for leaving the policy
     that sampled. They are chosen once an update from the log-probs at sampling. On the first pass the penalty has no
@@ -79,7 +79,7 @@ class KLCov(Ratio, GRPO):
         inner_epochs: passes (optimizer steps) over one batch.
     """
 
-    equation = "-sum_it (u w - beta f [top covariance] |log u|),  w = A_i f,  f = 1/tokens"
+    equation = "-sum_it (u w - beta f 1{top covariance} |log u|),  w = A_i f,  f = 1/tokens"
 
     def __init__(
         self,

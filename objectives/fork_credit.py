@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -94,7 +94,7 @@ class ForkCredit(Objective):
     """
 
     equation = "-1/Z sum_it C_it log p_it,  C = Q - V at forks (tree or branch), 0 elsewhere"
-    shift_invariant: ClassVar[bool] = False  # a truncated rollout's reward is 0 whatever the others get
+    shift_invariant = False  # a truncated rollout's reward is 0 whatever the others get
 
     def __init__(
         self,

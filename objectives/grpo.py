@@ -33,6 +33,7 @@ class GRPO(PolicyGradient):
         super().__init__(**kwargs)
         check_choice("scale", scale, Scale)
         self.scale: Scale = scale
+        self.shift_invariant = scale != "batch-std"  # the spread of the batch sees the shift of a group
 
     def rewards(self, batch: RolloutBatch) -> Tensor:
         """[N] what is learned from, NaN where not scorable."""
@@ -54,7 +55,7 @@ class ORLMask(GRPO):
     Departs from supplied: only in those rollouts. Then a group's weights no longer sum to 0.
     """
 
-    equation = "-1/N sum_i [i not truncated] A_i sum_t log p_it"
+    equation = "-1/N sum_i 1{i not truncated} A_i sum_t log p_it"
 
     def __init__(self, *, mask_truncated: bool = True, **kwargs: Any) -> None:
         super().__init__(mask_truncated=mask_truncated, **kwargs)

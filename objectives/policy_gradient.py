@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from rlvr_pl.core.choices import check_choice
 from rlvr_pl.core.ratio import clean, importance_ratio, log_ratio, top_share
@@ -38,7 +38,7 @@ class PolicyGradient(Objective):
         entropy_bonus: reward for entropy (of the tokens that `entropy_top` keeps), or none.
     """
 
-    shift_invariant: ClassVar[bool] = True
+    shift_invariant = True
 
     def __init__(
         self,

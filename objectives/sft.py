@@ -23,7 +23,7 @@ class ExpertIterationSFT(Objective):
 
     equation = "-1/tokens sum_it log p_it  (stored verified solutions; nothing is sampled)"
     samples: ClassVar[bool] = False
-    shift_invariant: ClassVar[bool] = True
+    shift_invariant = True
 
     def token_weights(self, batch: RolloutBatch) -> Tensor:
         return token_factor(batch.mask, batch.truncated, batch.totals, aggregation="token-mean")

@@ -47,7 +47,7 @@ def group_advantage(
 def leave_one_out(rewards: Vector, group_size: int) -> Tensor:
     """``A_i = r_i - mean of the others' rewards`` (RLOO, arXiv:2402.14740, section 3.2); 0 for a group's only score."""
     groups = _groups(rewards, group_size, least=2)
-    others = groups.isfinite().sum(1, keepdim=True) - 1
+    others = groups.isfinite().double().sum(1, keepdim=True) - 1
     centred = _zero_if_uniform(groups - groups.nanmean(1, keepdim=True), groups)
     factor = (others + 1) / others.clamp(min=1)
     return (centred * factor).nan_to_num(nan=0.0).flatten()
@@ -138,6 +138,6 @@ def _zero_if_uniform(centred: Tensor, groups: Tensor) -> Tensor:
 
 def _nanstd(groups: Tensor, ddof: int) -> Tensor:
     """[Q, 1] standard deviation of each row, NaN entries left out; NaN where fewer than ddof + 1 remain."""
-    count = groups.isfinite().sum(1, keepdim=True)
+    count = groups.isfinite().double().sum(1, keepdim=True)
     squares = (groups - groups.nanmean(1, keepdim=True)).square().nansum(1, keepdim=True)
     return (squares / (count - ddof).where(count > ddof, float("nan"))).sqrt()
