@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -189,7 +189,9 @@ class ForkCredit(Objective):
         return credit * kept / self._z(batch, forks)
 
     def forks(self, batch: RolloutBatch) -> list[Fork]:
-        """The active (unmasked) instances with their raw credits, zeros included, in (uid, sample, position) order."""
+        """The active (unmasked) instances with their raw credits, zeros included, in (uid, sample, position) order.
+
+        Empty where the answers to `requests` are not in the batch yet."""
         found = self._tree_forks(batch) if self.source == "tree" else self._branch_forks(batch)
         active = self._active_rows(batch)
         kept = [fork for fork in found if active[fork.row] and not math.isnan(fork.credit)]
@@ -243,9 +245,12 @@ class ForkCredit(Objective):
 
     def _scopes(self, batch: RolloutBatch, forks: Sequence[Fork]) -> dict[str | None, list[int]]:
         """Indices of the forks that are transformed together."""
+        if self.scope == "batch":
+            return {None: list(range(len(forks)))}
+        names = _group_names(batch)
         scopes: dict[str | None, list[int]] = defaultdict(list)
         for i, fork in enumerate(forks):
-            scopes[_group_name(batch, fork.row) if self.scope == "group" else None].append(i)
+            scopes[names[fork.row // batch.group_size]].append(i)
         return scopes
 
     def _z(self, batch: RolloutBatch, forks: Sequence[Fork]) -> int:
@@ -304,11 +309,10 @@ class ForkCredit(Objective):
 
     def _drawn(self, batch: RolloutBatch) -> Iterator[int]:
         """The rows to branch from: a uniform draw from each group, whatever the order of its rows."""
-        for rows in self._groups(batch):
+        for name, rows in zip(_group_names(batch), self._groups(batch)):
             by_sample = sorted(rows, key=lambda i: batch.samples[i])
-            key = ("fork-branch", batch.seed, batch.update, _group_name(batch, by_sample[0]))
-            for i in generator(*key).permutation(len(by_sample))[: self.rollouts_per_group].tolist():
-                yield by_sample[i]
+            order = generator("fork-branch", batch.seed, batch.update, name).permutation(len(by_sample))
+            yield from (by_sample[i] for i in order[: self.rollouts_per_group].tolist())
 
     def _row_requests(self, row: int, entropy: list[float], threshold: float) -> Iterator[BranchRequest]:
         for t in entropy_forks(entropy, threshold, gap=self.min_gap, limit=self.forks_per_rollout):
@@ -321,10 +325,14 @@ def _completions(batch: RolloutBatch) -> list[list[int]]:
     return [ids[:n] for ids, n in zip(batch.token_ids.tolist(), batch.lengths.tolist())]
 
 
-def _group_name(batch: RolloutBatch, row: int) -> str:
-    """Names a row's group even where one question has two groups in an update."""
-    first = row - row % batch.group_size
-    return f"{batch.uids[row]}/{min(batch.samples[first : first + batch.group_size])}"
+def _group_names(batch: RolloutBatch) -> list[str]:
+    """A name for each group: its question's uid, numbered where a question has several groups in the update."""
+    seen: Counter[str] = Counter()
+    names = []
+    for uid in batch.uids[:: batch.group_size]:
+        names.append(f"{uid}/{seen[uid]}")
+        seen[uid] += 1
+    return names
 
 
 def _quantile(values: np.ndarray, q: float) -> float:

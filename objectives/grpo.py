@@ -21,7 +21,7 @@ class GRPO(PolicyGradient):
     GRPO (arXiv:2402.03300) on fresh rollouts, where its ratio is 1 and its clip inactive, with sums over tokens in
     place of means. [N] rewards -> [N, T] weights. A uniform group: weights exactly 0. A group of one: ValueError. An
     all-truncated batch: as any other, or 0 under `mask_truncated`. An empty completion: no weights, but its reward
-    counts in the group's mean and deviation.
+    counts in the group's mean and deviation. Departs from supplied: not at all, at the defaults.
 
     Args:
         scale: what the centred rewards are divided by: "std" of the group, "batch-std" of the update, or "none".

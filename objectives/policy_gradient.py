@@ -127,6 +127,20 @@ class PolicyGradient(Objective):
         """[n, t] probability ratio to the policy that sampled, on the rows and tokens of `keep`."""
         return importance_ratio(log_ratio(logprobs, batch.old_logprobs, keep), batch.mask)
 
+    def metrics(self, batch: RolloutBatch, weights: Tensor) -> dict[str, float]:
+        """The bounded mismatch ratio, and the least entropy that is learned from, where they are in use."""
+        result = {}
+        if self.correction is not None:
+            rho = self.correction.rho(batch)
+            rho = rho.expand(batch.mask.shape)[batch.mask].double() if rho.shape[1] > 1 else rho.double()
+            if rho.numel():
+                result = {"mismatch/rho_min": rho.min(), "mismatch/rho_mean": rho.mean(), "mismatch/rho_max": rho.max()}
+        if self.entropy_top < 1:
+            kept = required(batch, "entropy", self)[self._high_entropy(batch)]
+            if kept.numel():
+                result["entropy_top/threshold"] = kept.min()
+        return {name: float(value) for name, value in result.items()}
+
     @property
     def linear(self) -> bool:
         return type(self).loss is PolicyGradient.loss and not self.every_row

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class ReinforcePlusPlus(Clipped):
     """``-sum_it min(u w, clip(u, 1 -+ 0.2) w)``, ``w = A_i/tokens``, ``A = (r - mean)/std`` over the update.
 
-    REINFORCE++ (arXiv:2501.03262). Mean and deviation are over the rollouts of the update, so that a group may be
-    of one. The paper takes its KL penalty into the reward; here `kl` is a term of the loss. A uniform update: loss
+    REINFORCE++ (arXiv:2501.03262). Mean and deviation are over the rollouts of the update, so that groups of one
+    will do. The paper takes its KL penalty into the reward; here `kl` is a term of the loss. A uniform update: loss
     exactly 0 (a uniform group is not special). An all-truncated batch under `mask_truncated` and an empty completion:
     0. Departs from supplied: the statistics, the clip, and the mean over tokens.
     """
