@@ -19,6 +19,7 @@ from rlvr_pl.objectives.base import Objective
 from rlvr_pl.types import RolloutBatch
 
 if TYPE_CHECKING:
+    from rlvr_pl.core.rollout_class import Diagnosis
     from rlvr_pl.policy import Policy
     from rlvr_pl.types import Question, Rollout
 
@@ -297,6 +298,7 @@ class UpdateReport:
         self.seconds = seconds
         self.cost = cost
         self.metrics = metrics
+        self.diagnoses: list[Diagnosis] | None = None  # set by `callbacks.facts` when a callback first asks
 
     @property
     def loss(self) -> float:
