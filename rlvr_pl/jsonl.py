@@ -31,12 +31,13 @@ _NAMES = {
 }
 
 
-def iter_jsonl(path: str | PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def iter_jsonl(path: str | PathLike[str], *, lone_surrogates: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield ``(line number, object)`` of each line; lines of white space are skipped, numbers count every line from 1.
 
     Raises UserError for a file that cannot be read, is empty, is not UTF-8 or starts with a byte-order mark, and for a
     line that is not one JSON object, is longer than `MAX_LINE_BYTES`, or holds NUL bytes, NaN, infinities, duplicated
-    keys or lone surrogates. A last line that was cut off (no newline, not JSON) is reported as torn.
+    keys or lone surrogates (unless these are allowed). A last line that was cut off (no newline, not JSON) is reported
+    as torn.
     """
     path = Path(path)
     number = 0
@@ -48,7 +49,7 @@ def iter_jsonl(path: str | PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]
                     _refuse_byte_order_mark(path, raw)
                 if raw.isspace():
                     continue
-                yield number, _parse(raw, path, number)
+                yield number, _parse(raw, path, number, lone_surrogates)
     except OSError as error:
         reason = "is a folder, not a file" if path.is_dir() else f"cannot be read ({error.strerror or error})"
         raise UserError(f"{path}: {reason}") from None
@@ -62,6 +63,7 @@ def read_jsonl(
     required: Mapping[str, Kind] | None = None,
     optional: Mapping[str, Kind] | None = None,
     unique: tuple[str, ...] = (),
+    lone_surrogates: bool = False,
 ) -> list[dict[str, Any]]:
     """All objects of a JSON Lines file, checked row by row.
 
@@ -70,12 +72,15 @@ def read_jsonl(
         required: fields that every row must have, with their types. ``True`` is not an integer.
         optional: fields whose type is checked where they are present and not null.
         unique: fields whose values together may occur once in the file.
+        lone_surrogates: accept strings with half of a surrogate pair (what a broken tokenizer may have produced).
 
     Raises:
         UserError: what `iter_jsonl` raises; a file without rows; a field that is missing or of another type; a row
             that repeats the `unique` fields of an earlier one (both lines are named).
     """
-    return read_records(path, None, required=required, optional=optional, unique=unique)[1]
+    return read_records(
+        path, None, required=required, optional=optional, unique=unique, lone_surrogates=lone_surrogates
+    )[1]
 
 
 def read_records(
@@ -85,6 +90,7 @@ def read_records(
     required: Mapping[str, Kind] | None = None,
     optional: Mapping[str, Kind] | None = None,
     unique: tuple[str, ...] = (),
+    lone_surrogates: bool = False,
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
     """`read_jsonl` for a file whose first row may be a header ``{"record": record, ...}``: ``(header or None, rows)``.
 
@@ -93,7 +99,7 @@ def read_records(
     header = None
     rows: list[dict[str, Any]] = []
     check = _RowCheck(Path(path), required or {}, optional or {}, unique)
-    for number, row in iter_jsonl(path):
+    for number, row in iter_jsonl(path, lone_surrogates=lone_surrogates):
         if record is not None and not rows and header is None and "record" in row:
             if row["record"] != record:
                 raise UserError(f"{path}:{number}: a file of {row['record']!r} records, where {record!r} are needed")
@@ -174,7 +180,7 @@ def _refuse_constant(name: str) -> None:
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_object)
 
 
-def _parse(raw: bytes, path: Path, number: int) -> dict[str, Any]:
+def _parse(raw: bytes, path: Path, number: int, lone_surrogates: bool) -> dict[str, Any]:
     where = f"{path}:{number}"
     if len(raw) > MAX_LINE_BYTES:
         raise UserError(f"{where}: the line is longer than {MAX_LINE_BYTES // 2**20} MB; is this JSON Lines?")
@@ -192,7 +198,7 @@ def _parse(raw: bytes, path: Path, number: int) -> dict[str, Any]:
         raise UserError(f"{where}: not JSON: {error}") from None
     if type(row) is not dict:
         raise UserError(f"{where}: each line must be one JSON object, not {_short(row)}")
-    if _SURROGATE_ESCAPE.search(raw):
+    if not lone_surrogates and _SURROGATE_ESCAPE.search(raw):
         _refuse_lone_surrogates(row, where)
     return row
 

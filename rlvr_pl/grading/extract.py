@@ -11,7 +11,6 @@ from dataclasses import dataclass
 _BOX = re.compile(r"(?<!\\)(?:\\\\)*\\(?:boxed|fbox)\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _NUMBER = re.compile(r"-?(?:\d+/\d+|(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?|\.\d+)")
-_FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|\$([^$\n]+)\$", re.DOTALL)
 _JOIN = re.compile(r"[\s$,;.]*(?:\\quad|\\text\s*\{|\\\)|\\\(|\band\b|\bor\b|[\s$,;}])*")
 
 
@@ -84,10 +83,24 @@ def _joined(text: str, found: list[tuple[int, int, str]]) -> list[str]:
 
 
 def _last_number(text: str) -> str | None:
+    """The last number, or the formula in which it stands."""
     last = max(_NUMBER.finditer(text), key=lambda m: m.start(), default=None)
     if last is None:
         return None
-    for formula in _FORMULA.finditer(text):
-        if formula.start() <= last.start() and last.end() <= formula.end():
-            return next(g for g in formula.groups() if g is not None).strip()
-    return last.group()
+    formula = _formula_around(text.replace(r"\$", "  "), last.start(), last.end())
+    return last.group() if formula is None else text[formula[0] : formula[1]].strip()
+
+
+def _formula_around(text: str, start: int, end: int) -> tuple[int, int] | None:
+    r"""Where the formula (``\[ \]``, ``\( \)``, ``$$ $$``, or ``$ $`` in one line) around a span begins and ends."""
+    for opening, closing in ((r"\[", r"\]"), (r"\(", r"\)")):
+        left, right = text.rfind(opening, 0, start), text.find(closing, end)
+        if left >= 0 and right >= 0 and text.find(closing, left, start) < 0:
+            return left + 2, right
+    line_start = text.rfind("\n", 0, start) + 1
+    line_end = text.find("\n", end)
+    for dollar, low, high in (("$$", 0, len(text)), ("$", line_start, line_end if line_end >= 0 else len(text))):
+        right = text.find(dollar, end, high)
+        if right >= 0 and text.count(dollar, low, start) % 2:
+            return text.rfind(dollar, low, start) + len(dollar), right
+    return None

@@ -1,4 +1,19 @@
-"""The default grader: the last box (or the evaluation fallback), compared as mathematics in killable workers."""
+r"""The default grader: the last box (or the evaluation fallback), compared as mathematics in killable workers.
+
+Where sound graders differ, this one holds:
+
+- The last closed box is the answer, whatever is said after it; a run of boxes joined by commas, "and" or "or" may also
+  be read as one list. A box that never closes, and ``\\boxed`` after a line break, are none.
+- A list without brackets is a set: order and repetition do not matter. A tuple is ordered, and an interval keeps the
+  kind of its ends.
+- Percent signs are optional (28%, 28 and 0.28 are one answer); units, currency, degrees and a label before the answer
+  (x = 5 for 5) are dropped, but x = 5 is not y = 5; digits with a base subscript equal only the same digits in the
+  same base.
+- Unevaluated forms count (5! is 120), as do inequality and interval, and row, column and bracket styles of a matrix.
+- Numbers are exact, however near: a decimal equals a fraction or a root only with 10 to 17 significant digits, as a
+  printed double has. 0.333 is not 1/3, and 3.14159 is not pi.
+- Words are compared by their letters, not by case or font. An empty gold equals nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,71 +24,82 @@ from typing import ClassVar
 
 from rlvr_pl.grading.base import Grader, GradeRequest
 from rlvr_pl.grading.extract import extract
-from rlvr_pl.grading.normalize import decide
+from rlvr_pl.grading.normalize import compare
 from rlvr_pl.grading.pool import Reply, WorkerPool
 from rlvr_pl.types import Grade, GradeStatus
 
-_WORKER = "rlvr_pl.grading.worker"
+_WORKER = "rlvr_pl.grading.equivalence"
+_Pair = tuple[tuple[str, ...], str]  # the readings of an answer, and the gold
 
 
 class MathGrader(Grader):
-    """Equal as mathematics: numbers exactly, expressions, sets, intervals, matrices and equations through math-verify.
+    """Equality as mathematics, symmetric in answer and gold; the policy is told at the head of its module.
+
+    Text and exact numbers decide most answers in this process; the rest goes to worker processes that start when first
+    needed. An answer that takes too long has the status `timeout`, one that breaks its worker `error`; neither earns a
+    reward or disturbs another answer.
 
     Args:
-        cpu_limit: CPU seconds that a worker may spend on one answer; beyond it the status is `timeout`.
-        memory_limit_mb: memory of a worker in MiB; beyond it the status is `error`.
-        workers: worker processes; 0 means one per core, between 2 and 4.
-        cache_size: verdicts remembered by (answer, gold).
+        cpu_limit: CPU seconds that a worker may spend on one answer. Not wall-clock: a busy machine changes no verdict.
+        memory_limit_mb: MiB of memory that an answer may take in a worker.
+        workers: number of workers; 0 means one a core, but at least 2 and at most 4.
+        cache_size: number of verdicts remembered.
     """
 
     name: ClassVar[str] = "math"
 
     def __init__(
-        self, cpu_limit: float = 3.0, memory_limit_mb: int = 1024, workers: int = 0, cache_size: int = 100_000
+        self, cpu_limit: float = 3.0, memory_limit_mb: int = 512, workers: int = 0, cache_size: int = 100_000
     ) -> None:
         count = workers or min(4, max(2, os.cpu_count() or 2))
         self._pool = WorkerPool(_WORKER, count, cpu_limit, memory_limit_mb)
-        self._cache: OrderedDict[tuple[tuple[str, ...], str], Reply] = OrderedDict()
+        self._cache: OrderedDict[_Pair, Reply] = OrderedDict()
         self._cache_size = cache_size
 
     def grade(self, requests: Sequence[GradeRequest], *, require_box: bool) -> list[Grade]:
         found = [extract(r.response, require_box=require_box) for r in requests]
         pairs = [(f.readings, r.question.answer) for f, r in zip(found, requests)]
-        verdicts = self._compare([p for p in pairs if p[0]])
+        verdicts = self._verdicts([pair for pair in pairs if pair[0]])
         grades = []
         for f, pair in zip(found, pairs):
-            if f.answer is None:
+            if not f.readings:
                 grades.append(Grade(GradeStatus.NO_ANSWER, 0.0, None, f.boxed))
                 continue
             reply = verdicts[pair]
-            if reply.status == "ok":
-                status = GradeStatus.CORRECT if reply.value else GradeStatus.WRONG
-            else:
-                status = GradeStatus(reply.status)
+            status = _STATUS[reply.value] if reply.status == "ok" else GradeStatus(reply.status)
             grades.append(Grade(status, float(status is GradeStatus.CORRECT), f.answer, f.boxed, reply.seconds))
         return grades
 
     def close(self) -> None:
         self._pool.close()
 
-    def _compare(self, pairs: list[tuple[tuple[str, ...], str]]) -> dict[tuple[tuple[str, ...], str], Reply]:
-        """A verdict for each distinct (readings, gold): by text or exact numbers where these decide, else a worker's."""
-        verdicts: dict[tuple[tuple[str, ...], str], Reply] = {}
-        hard = []
+    def _verdicts(self, pairs: list[_Pair]) -> dict[_Pair, Reply]:
+        """One reply for each distinct pair: remembered, or by text and exact numbers, or a worker's."""
+        verdicts: dict[_Pair, Reply] = {}
+        jobs: dict[_Pair, list[tuple[str, str]]] = {}
         for pair in dict.fromkeys(pairs):
-            if pair in self._cache:
-                self._cache.move_to_end(pair)
-                verdicts[pair] = self._cache[pair]
+            if (known := self._cache.get(pair)) is not None:
+                verdicts[pair] = known
                 continue
             readings, gold = pair
-            easy = [decide(reading, gold) for reading in readings]
-            if True in easy or None not in easy:
+            easy = [compare(reading, gold) for reading in readings]
+            hard = [texts for verdict in easy if isinstance(verdict, list) for texts in verdict]
+            if True in easy or not hard:
                 verdicts[pair] = Reply("ok", True in easy, 0.0)
             else:
-                hard.append(pair)
-        verdicts.update(zip(hard, self._pool.map(hard)))
-        for pair in verdicts:
-            self._cache[pair] = verdicts[pair]
+                jobs[pair] = hard
+        if jobs:
+            verdicts.update(zip(jobs, self._pool.map(list(jobs.values()))))
+        self._remember(verdicts)
+        return verdicts
+
+    def _remember(self, verdicts: dict[_Pair, Reply]) -> None:
+        for pair, reply in verdicts.items():
+            if reply.status != "error":  # a crash may be the machine's fault
+                self._cache[pair] = reply
+                self._cache.move_to_end(pair)
         while len(self._cache) > self._cache_size:
             self._cache.popitem(last=False)
-        return verdicts
+
+
+_STATUS = {True: GradeStatus.CORRECT, False: GradeStatus.WRONG}

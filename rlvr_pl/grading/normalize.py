@@ -15,62 +15,95 @@ _UNICODE = str.maketrans(
     {
         "−": "-", "–": "-", "—": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": r"\div ", "±": r"\pm ",
         "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∞": r"\infty ", "π": r"\pi ", "∪": r"\cup ", "∩": r"\cap ",
-        "∈": r"\in ", "∅": r"\emptyset ", "°": r"^\circ ", "ℝ": r"\mathbb{R}", "⁄": "/", "→": r"\to ",
+        "∈": r"\in ", "∅": r"\emptyset ", "°": r"^\circ ", "ℝ": r"\mathbb{R}", "⁄": "/", "€": "$", "£": "$",
         "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u3000": " ",
         "\u200b": None, "\u200c": None, "\u200d": None, "\u2060": None, "\ufeff": None, "\x00": None,
     }
 )  # fmt: skip
-_SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻"
-_SUPERSCRIPT = re.compile(f"[{_SUPERSCRIPTS}]+")
-_TO_NORMAL = str.maketrans(_SUPERSCRIPTS, "0123456789+-")
+_RAISED, _LOWERED, _LEVEL = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "₀₁₂₃₄₅₆₇₈₉₊₋", "0123456789+-"
+_TO_LEVEL = str.maketrans(_RAISED + _LOWERED, _LEVEL * 2)
+_SUPERSCRIPT, _SUBSCRIPT = re.compile(f"[{_RAISED}]+"), re.compile(f"[{_LOWERED}]+")
 _VULGAR = re.compile("[¼-¾⅐-⅞]")
 _UNICODE_ROOT = re.compile(r"√\s*(\d+|[A-Za-z]|(?=[({]))")
 
-_DROPPED = re.compile(r"\\(?:left|right|displaystyle|textstyle|limits)(?![A-Za-z])\s*|\\[!,;:]|\\(?=\s)|\\?\$")
+_DROPPED = re.compile(
+    r"\\(?:left|right|displaystyle|textstyle|limits|boxed|fbox)(?![A-Za-z])\s*"
+    r"|\\!\s*|\\[,;:]|(?<!\\)\\(?=\s)|\\?\$"
+)
 _SPACING = re.compile(r"\\q?quad(?![A-Za-z])|~|\s+")
 _FRAC = re.compile(r"\\[dtc]frac(?![A-Za-z])")
+_FRAC_TOKENS = re.compile(r"\\frac(?![A-Za-z])\s*(\d|\\[A-Za-z]+)\s*(\d|[A-Za-z]|\\[A-Za-z]+)")
 _DEGREES = re.compile(r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\\degree(?![A-Za-z])")
-_NESTED_BOX = re.compile(r"\\f?box(?:ed)?\s*\{")
 
+_WRAPPER = r"\\(?:text|mbox|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|operatorname)"
+_WRAPPED = re.compile(_WRAPPER + r"\s*\{([^{}]*)\}")
+_WORDS = re.compile(r"[A-Za-z][A-Za-z' .-]{3,}")
+_PERCENT = re.compile(rf"\s*(?:\\?%|percent(?:age)?|pct|{_WRAPPER}\s*\{{\s*(?:\\?%|percent(?:age)?|pct)\s*\}})$")
+_TEXT_UNIT = re.compile(rf"(?<=[\d)}}])\s*{_WRAPPER}\s*\{{([^{{}}]*)\}}\s*(?:\^\s*(?:\d|\{{\s*\d\s*\}}))?$")
+_PLAIN_UNIT = re.compile(
+    r"(?:\s+(?:square |cubic |sq\.? )?[A-Za-z]{3,}|\s*(?:cm|mm|km|kg|mg|ml|ft|in|mi|yd|oz|lbs?|hrs?|mph))"
+    r"(?:\s*\^\s*(?:\d|\{\s*\d\s*\}))?$"
+)
+_NOT_UNITS = re.compile(r"\b(?:and|or|not|if|for|where|when|mod|is|even|odd|sin|cos|tan|log|exp|sqrt|inf|infinity)\b")
+_LABEL = re.compile(r"[A-Za-z](?:_(?:\w|\{\w+\}))?\s*=\s*")
+
+_NOT_CHAIN = re.compile(rf"[,;<>!&]|\\b(?:and|or)\\b|{_WRAPPER}")
 _DECIMAL = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,12})?")
 _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(?:[, ]\d{3})+(?:\.\d*)?")
 _SCIENTIFIC = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{\s*([+-]?\d{1,12})\s*\}|(\d))")
 _FRACTION = re.compile(r"([+-]?)\s*(\d*)\s*\\frac\s*\{\s*([+-]?\d+)\s*\}\s*\{\s*(\d+)\s*\}")
 _SLASHED = re.compile(r"([+-]?)\s*(?:(\d+)\s+)?(\d+)\s*/\s*(\d+)")
-_MAX_DIGITS = 400  # beyond this, exact fractions are left to a worker
+_REPEATING = re.compile(r"([+-]?)(\d*)\.(\d*)\s*\\overline\s*\{\s*(\d+)\s*\}")
+_BASED = re.compile(r"(\d[0-9A-Z]*)\s*_\s*(?:(\d)|\{\s*(\d+)\s*\})")
+_MAX_DIGITS = 400  # fractions are formed up to this size
 
 
-def normalize(answer: str) -> str:
-    """The answer in canonical LaTeX: ASCII where possible, one space where any, no decoration, no outer brackets."""
-    text = answer.translate(_UNICODE)
-    if not text.isascii():
-        text = _VULGAR.sub(_vulgar, text)
-        text = _SUPERSCRIPT.sub(lambda m: "^{" + m.group().translate(_TO_NORMAL) + "}", text)
-        text = _UNICODE_ROOT.sub(lambda m: r"\sqrt{" + m.group(1) + "}" if m.group(1) else r"\sqrt", text)
-    text = _NESTED_BOX.sub("{", text)
-    text = _DROPPED.sub("", text)
-    text = _FRAC.sub(r"\\frac", text)
-    text = _DEGREES.sub("", text)
-    text = text.replace("{,}", ",")
-    text = _SPACING.sub(" ", text).strip()
-    return _unwrap(text.removesuffix("."))
+def compare(answer: str, gold: str) -> bool | list[tuple[str, str]]:
+    """Whether the answer equals the gold; when that takes algebra, the pairs of texts of which one must be equal.
 
-
-def decide(answer: str, gold: str) -> bool | None:
-    """Whether the answer equals the gold, or None when that takes algebra. An empty gold equals nothing."""
+    An empty gold equals nothing. Percent signs are optional (28%, 28 and 0.28 are one answer), units and currency are
+    dropped, digits with a base subscript equal only the same digits in the same base.
+    """
     a, b = normalize(answer), normalize(gold)
     if not a or not b:
         return False
     if a == b:
         return True
-    x, y = number(a), number(b)
-    if x is None or y is None:
-        return _same_list(a, b)
-    return same_number(x, y)
+    verdict = _as_words(a, b)
+    if verdict is not None:
+        return verdict
+    (a, a_percent), (b, b_percent) = _bare(a), _bare(b)
+    if _BASED.fullmatch(a) or _BASED.fullmatch(b):
+        return _based(a) == _based(b)
+    pairs = [(a, b)]
+    if a_percent != b_percent:
+        pairs.append((rf"\frac{{{a}}}{{100}}", b) if a_percent else (a, rf"\frac{{{b}}}{{100}}"))
+    verdicts = [_as_numbers(x, y) for x, y in pairs]
+    if True in verdicts:
+        return True
+    return [pair for pair, verdict in zip(pairs, verdicts) if verdict is None] or False
+
+
+def normalize(answer: str) -> str:
+    """The answer in canonical LaTeX: ASCII where possible, one space where any, no decoration, no outer brackets, and
+    of a chain of equations (a = b = c) only the two ends."""
+    text = answer.translate(_UNICODE)
+    if not text.isascii():
+        text = _VULGAR.sub(_vulgar, text)
+        text = _SUPERSCRIPT.sub(lambda m: "^{" + m.group().translate(_TO_LEVEL) + "}", text)
+        text = _SUBSCRIPT.sub(lambda m: "_{" + m.group().translate(_TO_LEVEL) + "}", text)
+        text = _UNICODE_ROOT.sub(lambda m: r"\sqrt{" + m.group(1) + "}" if m.group(1) else r"\sqrt", text)
+    text = _DROPPED.sub("", text)
+    text = _FRAC.sub(r"\\frac", text)
+    text = _FRAC_TOKENS.sub(r"\\frac{\1}{\2}", text)
+    text = _DEGREES.sub("", text)
+    text = text.replace("{,}", ",")
+    text = _SPACING.sub(" ", text).strip()
+    return _chain_ends(_unwrap(text.removesuffix(".")))
 
 
 def number(text: str) -> Decimal | Fraction | None:
-    """The exact value of a plain number (integer, decimal, scientific, fraction, mixed number) in canonical LaTeX."""
+    """The exact value of a plain number in canonical LaTeX: integer, decimal (repeating or not), fraction, mixed."""
     if _THOUSANDS.fullmatch(text):
         text = text.replace(",", "").replace(" ", "")
     if m := _SCIENTIFIC.fullmatch(text):
@@ -80,39 +113,97 @@ def number(text: str) -> Decimal | Fraction | None:
             return Decimal(text)
         except InvalidOperation:
             return None
+    if len(text) > _MAX_DIGITS:
+        return None
+    if m := _REPEATING.fullmatch(text):
+        period = Fraction(int(m[4]), (10 ** len(m[4]) - 1) * 10 ** len(m[3]))
+        return (-1 if m[1] == "-" else 1) * (Fraction(f"0{m[2]}.{m[3]}0") + period)
     m = _FRACTION.fullmatch(text) or _SLASHED.fullmatch(text)
-    if m is None or len(text) > _MAX_DIGITS or not int(m[4]):
+    if m is None or not int(m[4]):
         return None
     whole, sign = int(m[2] or 0), -1 if m[1] == "-" else 1
     return sign * (whole + Fraction(int(m[3]), int(m[4])))
 
 
-def same_number(x: Decimal | Fraction, y: Decimal | Fraction) -> bool | None:
-    """Exact equality, or a decimal of double precision beside the fraction that it rounds; None when too long."""
-    if isinstance(x, Fraction) and isinstance(y, Fraction):
-        return x == y
-    if isinstance(x, Decimal) and isinstance(y, Decimal):
-        return x == y
-    if isinstance(x, Decimal):
+def same_number(x: Decimal | Fraction, y: Decimal | Fraction) -> bool:
+    """Exact equality; or a decimal of 10 to 17 significant digits, as a printed double has, beside the fraction that
+    it rounds or cuts off."""
+    if isinstance(x, Decimal) and isinstance(y, Fraction):
         x, y = y, x
-    assert isinstance(x, Fraction) and isinstance(y, Decimal)
+    if not (isinstance(x, Fraction) and isinstance(y, Decimal)):
+        return x == y
     _, digits, exponent = y.as_tuple()
-    assert isinstance(exponent, int)
-    if len(digits) > _MAX_DIGITS or abs(exponent) > _MAX_DIGITS:
-        return False if abs(exponent) <= _MAX_DIGITS else None
-    return rounds(y, x)
-
-
-def rounds(decimal: Decimal, value: Fraction) -> bool:
-    """Whether the decimal equals the value, or shows it to 10 to 17 significant digits, as a printed double does."""
-    _, digits, exponent = decimal.as_tuple()
-    assert isinstance(exponent, int)
-    error = abs(Fraction(decimal) - value)
+    if not isinstance(exponent, int) or len(digits) > _MAX_DIGITS or abs(exponent) > 2 * _MAX_DIGITS:
+        return False  # no fraction of at most _MAX_DIGITS digits reads like that
+    error = abs(Fraction(y) - x)
     return error == 0 or (10 <= len(digits) <= 17 and error < Fraction(10) ** exponent)
 
 
+def _bare(text: str) -> tuple[str, bool]:
+    """The text without percent sign, unit and, before a plain number, label; and whether there was a percent sign."""
+    without = _PERCENT.sub("", text)
+    if without and without != text:
+        return without, True
+    unit = _TEXT_UNIT.search(text)
+    if unit and not _NOT_UNITS.search(unit[1]):
+        text = text[: unit.start()]
+    unit = _PLAIN_UNIT.search(text)
+    if unit and not _NOT_UNITS.search(unit.group()) and number(text[: unit.start()]) is not None:
+        text = text[: unit.start()]
+    return text, False
+
+
+def _as_words(a: str, b: str) -> bool | None:
+    r"""The verdict on words (``\text{Even}``, No solution, ``\text{(C)}``): letters count, not their case or font."""
+    x, y = _letters(a), _letters(b)
+    if x == y and (_WRAPPED.search(a) or _WRAPPED.search(b) or _WORDS.fullmatch(a)):
+        return True
+    wrapped = [m is not None and not any(c.isdigit() for c in m[1]) for m in map(_WRAPPED.fullmatch, (a, b))]
+    if any(wrapped) or (_WORDS.fullmatch(a) and _WORDS.fullmatch(b)):
+        return False
+    return None
+
+
+def _letters(text: str) -> str:
+    return _unwrap("".join(_WRAPPED.sub(r"\1", text).split())).casefold()
+
+
+def _based(text: str) -> tuple[str, str] | None:
+    m = _BASED.fullmatch(text)
+    return (m[1].lstrip("0"), m[2] or m[3]) if m else None
+
+
+def _as_numbers(a: str, b: str) -> bool | None:
+    """The verdict on two plain numbers or two unordered lists of them; None when either holds anything else."""
+    if ("=" in a) != ("=" in b):
+        a, b = _LABEL.sub("", a, count=1), _LABEL.sub("", b, count=1)
+    x, y = number(a), number(b)
+    if x is not None and y is not None:
+        return same_number(x, y)
+    xs, ys = _numbers(a), _numbers(b)
+    return None if xs is None or ys is None else xs == ys
+
+
+def _numbers(text: str) -> set[Fraction] | None:
+    """The numbers of a comma-separated list, bare or in braces; None where one is anything else or a long decimal."""
+    if text.startswith(r"\{") and text.endswith(r"\}"):
+        text = text[2:-2]
+    values: set[Fraction] = set()
+    for part in split_top_level(text):
+        value = number(part)
+        if value is None:
+            return None
+        if isinstance(value, Decimal):
+            if len(value.as_tuple().digits) >= 10 and value != value.to_integral_value():
+                return None
+            if abs(value.adjusted()) > _MAX_DIGITS:
+                return None
+        values.add(Fraction(value))
+    return values
+
+
 def split_top_level(text: str, separator: str = ",") -> list[str]:
-    """The parts of a text between separators that stand outside every bracket."""
+    """The parts of a text between the separators that stand outside every bracket."""
     parts, depth, start = [], 0, 0
     for i, c in enumerate(text):
         if c in "([{":
@@ -126,21 +217,11 @@ def split_top_level(text: str, separator: str = ",") -> list[str]:
     return parts
 
 
-def _same_list(a: str, b: str) -> bool | None:
-    """Two unordered lists of plain numbers: equal as sets; None when either holds anything else."""
-    x, y = _numbers(a), _numbers(b)
-    return None if x is None or y is None else x == y
-
-
-def _numbers(text: str) -> set[Decimal | Fraction] | None:
-    """The numbers of a comma-separated list, bare or in braces."""
-    if text.startswith(r"\{") and text.endswith(r"\}"):
-        text = text[2:-2]
-    parts = split_top_level(text)
-    values = [number(p) for p in parts] if len(parts) > 1 else []
-    if not values or any(v is None or (isinstance(v, Decimal) and abs(v.adjusted()) > _MAX_DIGITS) for v in values):
-        return None
-    return {Fraction(v) for v in values if v is not None}
+def _chain_ends(text: str) -> str:
+    if text.count("=") < 2 or _NOT_CHAIN.search(text):
+        return text
+    parts = split_top_level(text, "=")
+    return f"{parts[0]}={parts[-1]}" if len(parts) > 2 else text
 
 
 def _vulgar(match: re.Match[str]) -> str:

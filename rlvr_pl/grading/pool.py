@@ -37,14 +37,16 @@ class Reply:
 
 
 class WorkerPool:
-    """`count` workers of `python -m module`, started when first needed.
+    """`count` processes that run ``module.handle(job)`` (see `rlvr_pl.grading.worker`), started when first needed.
 
-    `module` answers each line of JSON on stdin with one line of JSON on stdout (see `rlvr_pl.grading.worker`). Usable
-    from several threads at once; a copy that was pickled or forked starts workers of its own.
+    Jobs and values are JSON. Usable from several threads at once; a copy that was pickled or forked starts workers of
+    its own.
 
     Args:
+        module: the importable module with the function `handle`.
+        count: number of processes.
         cpu_limit: CPU seconds for a job.
-        memory_limit_mb: bound on the address space of a worker, in MiB.
+        memory_limit_mb: MiB of memory that jobs may take in a worker beyond what it needs to start.
     """
 
     def __init__(self, module: str, count: int, cpu_limit: float, memory_limit_mb: int) -> None:
@@ -85,9 +87,8 @@ class _Worker:
     """One place in the pool: its process, and the bytes read from it."""
 
     def __init__(self, module: str, cpu_limit: float, memory_limit_mb: int) -> None:
-        self._module = module
+        self._args = (module, cpu_limit, memory_limit_mb)
         self._cpu_limit = cpu_limit
-        self._memory_limit_mb = memory_limit_mb
         self._wall_limit = _WALL_FACTOR * cpu_limit + _WALL_EXTRA
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
@@ -132,7 +133,7 @@ class _Worker:
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
         process = subprocess.Popen(
-            [sys.executable, "-m", self._module, str(self._cpu_limit), str(self._memory_limit_mb)],
+            [sys.executable, "-m", "rlvr_pl.grading.worker", *map(str, self._args)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

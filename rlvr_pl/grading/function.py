@@ -1,0 +1,157 @@
+"""A user's own reward function as a grader, called the way TRL calls it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import math
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rlvr_pl.errors import UserError
+from rlvr_pl.grading.base import Grader, GradeRequest
+from rlvr_pl.grading.extract import extract
+from rlvr_pl.types import Grade, GradeStatus
+
+
+class FunctionGrader(Grader):
+    """Rewards from ``function(completions=..., prompts=..., completion_ids=..., <column>=..., ...)``.
+
+    Each argument is a list with one entry a completion: texts, prompt texts, token ids, and the columns of the
+    questions (``uid``, ``problem``, ``answer``, ``subject``, ``level`` and whatever the data holds). A function that
+    takes no ``**kwargs`` is given the arguments that it names. It returns one number a completion; None marks a
+    completion as not scorable (reward NaN). It may be async.
+
+    Raises UserError, with the function's name, for a path that cannot be loaded, an exception in the function, and
+    anything but one finite number (or None) a completion.
+
+    Args:
+        path: ``package.module:function``, ``package.module.function`` or ``folder/file.py:function``.
+        correct_at: the status is `correct` from this reward on, `wrong` below.
+    """
+
+    name: ClassVar[str] = "function"
+
+    def __init__(self, path: str, correct_at: float = 1.0) -> None:
+        self.path = path
+        self.correct_at = correct_at
+        self._function = _load(path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.correct_at)
+
+    def grade(self, requests: Sequence[GradeRequest], *, require_box: bool) -> list[Grade]:
+        if not requests:
+            return []
+        rewards = self._rewards(requests)
+        return [self._grade(r, reward, require_box) for r, reward in zip(requests, rewards)]
+
+    def _grade(self, request: GradeRequest, reward: float | None, require_box: bool) -> Grade:
+        found = extract(request.response, require_box=require_box)
+        if reward is None:
+            return Grade(GradeStatus.NO_ANSWER, math.nan, found.answer, found.boxed)
+        status = GradeStatus.CORRECT if reward >= self.correct_at else GradeStatus.WRONG
+        return Grade(status, reward, found.answer, found.boxed)
+
+    def _rewards(self, requests: Sequence[GradeRequest]) -> list[float | None]:
+        arguments = _arguments(requests)
+        parameters = inspect.signature(self._function).parameters
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            arguments = {name: value for name, value in arguments.items() if name in parameters}
+        try:
+            returned = self._function(**arguments)
+            if inspect.isawaitable(returned):
+                returned = _wait(returned)
+        except Exception as error:
+            raise UserError(f"reward function {self.path}: raised {type(error).__name__}: {error}") from error
+        return self._checked(returned, len(requests))
+
+    def _checked(self, returned: Any, count: int) -> list[float | None]:
+        values = returned.tolist() if hasattr(returned, "tolist") else returned
+        if not isinstance(values, (list, tuple)):
+            raise UserError(
+                f"reward function {self.path}: expected a list of {count} numbers, got {type(returned).__name__}"
+            )
+        if len(values) != count:
+            raise UserError(f"reward function {self.path}: expected {count} rewards, got {len(values)}")
+        return [self._number(value, row) for row, value in enumerate(values)]
+
+    def _number(self, value: Any, row: int) -> float | None:
+        if value is None:
+            return None
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise UserError(
+                f"reward function {self.path}: expected a finite number or None for row {row}, got {value!r}"
+            )
+        return number
+
+
+def _load(path: str) -> Callable[..., Any]:
+    """The function behind an import path or a file."""
+    where, _, name = path.rpartition(":") if ":" in path else path.rpartition(".")
+    if not where or not name:
+        raise UserError(f"reward function {path!r}: write package.module:function or file.py:function")
+    try:
+        if where.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(where).stem, where)
+            if spec is None or spec.loader is None or not Path(where).is_file():
+                raise UserError(f"reward function {path}: there is no file {where}")
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(where)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"reward function {path}: cannot import {where}: {error}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UserError(f"reward function {path}: {where} has no function {name}")
+    return function
+
+
+def _arguments(requests: Sequence[GradeRequest]) -> dict[str, list[Any]]:
+    questions = [r.question for r in requests]
+    columns = {name for q in questions for name in q.columns}
+    return {
+        **{name: [q.columns.get(name) for q in questions] for name in sorted(columns)},
+        **{name: [getattr(q, name) for q in questions] for name in ("uid", "problem", "answer", "subject", "level")},
+        "completions": [r.response for r in requests],
+        "prompts": [r.prompt for r in requests],
+        "completion_ids": [list(r.token_ids) for r in requests],
+    }
+
+
+def _wait(awaitable: Awaitable[Any]) -> Any:
+    """The result of an awaitable, whether or not this thread (a notebook's, say) runs an event loop of its own."""
+
+    async def main() -> Any:
+        return await awaitable
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(main())
+    outcome: list[Any] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(asyncio.run(main()))
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return outcome[0]
