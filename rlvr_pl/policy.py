@@ -118,7 +118,7 @@ class Policy:
         partial = folder.parent / f".{folder.name}.partial-{os.getpid()}"
         shutil.rmtree(partial, ignore_errors=True)
         try:
-            with _quiet_transformers():
+            with quiet_transformers():
                 self.model.save_pretrained(partial)
                 self.tokenizer.save_pretrained(partial)
             self.template.to_folder(partial)
@@ -163,12 +163,21 @@ def load_policy(
     if untie_embeddings:
         untie(model)
     model.to(device)  # type: ignore[arg-type]
-    eos_ids = _settle_generation_config(model, tokenizer, folder)
+    prompt = template_of_folder(folder, tokenizer) if template is None else make_template(template, tokenizer)
+    return make_policy(model, tokenizer, prompt, name=name)
+
+
+def make_policy(model: PreTrainedModel, tokenizer: Any, template: PromptTemplate, *, name: str) -> Policy:
+    """Put a model and its tokenizer together; stop ids and the default cap are settled in its generation config.
+
+    Raises UserError when the tokenizer's ids are beyond the model's, or no id ends a completion.
+    """
+    eos_ids = _settle_generation_config(model, tokenizer, name)
     pad_id = tokenizer.pad_token_id
     return Policy(
         model=model.eval(),
         tokenizer=tokenizer,
-        template=template_of_folder(folder, tokenizer) if template is None else make_template(template, tokenizer),
+        template=template,
         eos_ids=eos_ids,
         pad_id=eos_ids[0] if pad_id is None else pad_id,
         max_context=getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31 - 1,
@@ -207,7 +216,7 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
     # Without these files transformers builds an empty tokenizer from the model's type and says nothing.
     if not any((folder / file).is_file() for file in TOKENIZER_FILES):
         raise UserError(f"{folder}: no tokenizer (none of {', '.join(TOKENIZER_FILES)}); copy the model's own into it")
-    with _quiet_transformers(), _readable(f"{folder}: cannot read the tokenizer"):
+    with quiet_transformers(), readable(f"{folder}: cannot read the tokenizer"):
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
 
 
@@ -242,7 +251,7 @@ def _fetch(name: str, trust_remote_code: bool) -> Path:
     from huggingface_hub import snapshot_download
 
     patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"] + ["*.py"] * trust_remote_code
-    with _readable(f"policy {name}: no such folder, and not available from the hub"):
+    with readable(f"policy {name}: no such folder, and not available from the hub"):
         return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*", "consolidated*"]))
 
 
@@ -250,7 +259,7 @@ def _load_config(folder: Path, trust_remote_code: bool) -> PretrainedConfig:
     """The model's configuration, with every dropout at zero."""
     from transformers import AutoConfig
 
-    with _quiet_transformers(), _readable(f"{folder}/config.json: not usable"):
+    with quiet_transformers(), readable(f"{folder}/config.json: not usable"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     for part in (config, config.get_text_config()):
         for key, value in part.to_dict().items():
@@ -266,7 +275,7 @@ def _load_model(
 
     if not any(folder.glob("*.safetensors")):
         raise UserError(f"{folder}: no *.safetensors; weights are read in no other form (pickles can run code)")
-    with _quiet_transformers(), _readable(f"{folder}: cannot load the model"):
+    with quiet_transformers(), readable(f"{folder}: cannot load the model"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
@@ -285,7 +294,7 @@ def _load_model(
         raise UserError(f"{folder}: weights do not fit config.json: {len(absent)} wrong or absent, first {absent[0]}")
     _check_head(model, folder)
     if (folder / "generation_config.json").exists():  # transformers passes over a broken one, and stop ids are lost
-        with _quiet_transformers(), _readable(f"{folder}/generation_config.json: not usable"):
+        with quiet_transformers(), readable(f"{folder}/generation_config.json: not usable"):
             model.generation_config = GenerationConfig.from_pretrained(folder)
     return model
 
@@ -300,7 +309,7 @@ def _check_head(model: PreTrainedModel, folder: Path) -> None:
         raise UserError(f"{folder}: {model.config.model_type} uses {what}, which is not supported")
 
 
-def _settle_generation_config(model: PreTrainedModel, tokenizer: Any, folder: Path) -> tuple[int, ...]:
+def _settle_generation_config(model: PreTrainedModel, tokenizer: Any, name: str) -> tuple[int, ...]:
     """Put every stop id and a completion cap into the model's generation config, and return the stop ids."""
     from transformers import GenerationConfig
 
@@ -309,12 +318,12 @@ def _settle_generation_config(model: PreTrainedModel, tokenizer: Any, folder: Pa
     rows = model.get_input_embeddings().weight.shape[0]  # type: ignore[union-attr]
     highest = max(tokenizer.get_vocab().values(), default=-1)
     if not 0 <= highest < rows:
-        raise UserError(f"{folder}: wrong tokenizer: its ids reach {highest}, but the model knows only {rows} tokens")
+        raise UserError(f"{name}: wrong tokenizer: its ids reach {highest}, but the model knows only {rows} tokens")
     sources = (old.eos_token_id, getattr(config, "eos_token_id", None), tokenizer.eos_token_id)
     ids = [i for x in sources if x is not None for i in (x if isinstance(x, list) else [x])]
     eos_ids: tuple[int, ...] = tuple(dict.fromkeys(ids))
     if not eos_ids or not all(isinstance(i, int) and 0 <= i < rows for i in eos_ids):
-        raise UserError(f"{folder}: end-of-sequence ids {list(eos_ids)}: need at least one, each below {rows}")
+        raise UserError(f"{name}: end-of-sequence ids {list(eos_ids)}: need at least one, each below {rows}")
     # Sampling defaults only count when sampling is on, and transformers refuses to save them otherwise.
     kept = ("do_sample", "temperature", "top_p", "top_k", "repetition_penalty") if old.do_sample else ()
     fields = {key: getattr(old, key) for key in (*kept, "bos_token_id", "pad_token_id")}
@@ -343,6 +352,9 @@ def _speak_to_older_readers(folder: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
+    """Force the folder to disk, its files readable by all (safetensors writes them for their owner alone)."""
+    for path in folder.iterdir():
+        path.chmod(0o644)
     for path in (*folder.iterdir(), folder):
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -361,7 +373,7 @@ def _swap(partial: Path, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _readable(what: str) -> Iterator[None]:
+def readable(what: str) -> Iterator[None]:
     """Any failure inside becomes a one-line UserError, except running out of memory."""
     try:
         yield
@@ -373,7 +385,7 @@ def _readable(what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Loading and saving without progress bars and reports: what matters in them is checked here."""
     from transformers.utils import logging
 
