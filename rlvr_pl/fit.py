@@ -1,69 +1,35 @@
-"""`rlvr-pl fit`: LightningCLI with one flat parser, and the life of a run folder around `Trainer.fit`."""
+"""`rlvr-pl fit`: the life of a run folder around `Trainer.fit`."""
 
 from __future__ import annotations
 
-import os
-import logging
 import platform
 import shutil
 import sys
 import time
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from jsonargparse import class_from_function
-from lightning.pytorch import Trainer, seed_everything
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import TensorBoardLogger
 
 from rlvr_pl import __version__
-from rlvr_pl.callbacks.checkpoint import RunCheckpoint, latest_checkpoint
-from rlvr_pl.callbacks.run_record import RunRecord
-from rlvr_pl.callbacks.validation import Validation
+from rlvr_pl.callbacks.checkpoint import latest_checkpoint
 from rlvr_pl.data.module import QuestionData
 from rlvr_pl.errors import UserError
-from rlvr_pl.grading.base import Grader
 from rlvr_pl.module import RLVRModule
-from rlvr_pl.objectives.base import Objective
-from rlvr_pl.policy import Policy, load_policy
-from rlvr_pl.precision import BF16Precision
 from rlvr_pl.records import RunFolder, atomic_write_text
-from rlvr_pl.sampling.base import Sampler
+from rlvr_pl.settings import FitCLI, quiet_lightning
 
-ADAMW = {
-    "class_path": "torch.optim.AdamW",
-    "init_args": {"lr": 1e-5, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01},
-}
-TRAINER_DEFAULTS: dict[str, Any] = {
-    "max_epochs": 1,
-    "num_sanity_val_steps": 0,
-    "check_val_every_n_epoch": 10**9,  # callbacks.Validation decides when, on the module's own update counter
-    "enable_model_summary": False,
-    "log_every_n_steps": 1,
-    "use_distributed_sampler": False,
-}
-HUSHED = (
-    ".*does not have many workers.*",
-    ".*dataloader is not resumable.*",
-    ".*LightningCLI's args.*",
-    ".*will be overridden by `FitCLI.*",
-    ".*in eval mode at the start of training.*",
-    ".*overridden `transfer_batch_to_device`.*",
-    ".*isinstance\\(treespec, LeafSpec\\).*",
-    ".*Checkpoint directory.*",
-)
 PACKAGES = ("torch", "lightning", "transformers", "math-verify", "numpy")
 
 
 def fit(argv: Sequence[str]) -> int:
     """Run ``rlvr-pl fit`` with these arguments and return the exit status. A user's mistake raises `UserError`."""
     with quiet_lightning():
-        cli = FitCLI(_expand_resume(list(argv)))
+        words = _expand_resume(list(argv))
+        cli = FitCLI(words, lambda config, text: settle(config, text, default_run(words, config)))
         module, data = cli.model, cli.datamodule
         run = Run(cli.folder, cli.text, module, data, ["rlvr-pl", "fit", *argv])
         check_prompts(module, data)
@@ -75,82 +41,6 @@ def fit(argv: Sequence[str]) -> int:
             module.grader.close()
         run.close()
     return 0
-
-
-class FitCLI(LightningCLI):
-    """One parser for `fit`: run, seed, policy, objective, sampler, grader, data, model, precision, optimizer,
-    lr_scheduler, trainer, and a group for each standing callback.
-
-    Attributes:
-        folder: the run folder.
-        checkpoint: what the run continues from, if anything.
-        text: the full configuration as YAML.
-    """
-
-    def __init__(self, argv: list[str]) -> None:
-        self.argv = argv
-        super().__init__(
-            RLVRModule,
-            QuestionData,
-            save_config_callback=None,
-            trainer_defaults={**TRAINER_DEFAULTS, "callbacks": [RunRecord()]},
-            parser_kwargs={"prog": "rlvr-pl fit", "exit_on_error": False},
-            args=argv,
-            run=False,
-        )
-
-    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        optional = str | None
-        parser.add_argument("--run", type=optional, help="run folder (default: runs/<config>-<objective>-<time>)")
-        parser.add_argument("--start", type=optional, help="policy to start from, with a fresh optimizer")
-        parser.add_argument("--resume", type=optional, metavar="RUN", help="run folder to continue with its own config")
-        parser.add_argument("--overwrite", action="store_true", help="replace an existing run folder")
-        parser.add_argument("--seed", type=int, default=0, help="names the random numbers of sampling")
-
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        loader = class_from_function(load_policy, Policy)
-        parser.add_class_arguments(loader, "policy", skip={"device", "dtype"})
-        parser.add_subclass_arguments(Objective, "objective", help="see `rlvr-pl objectives`")
-        parser.add_subclass_arguments(Sampler, "sampler")
-        parser.add_subclass_arguments(Grader, "grader")
-        parser.add_class_arguments(BF16Precision, "precision")
-        parser.add_lightning_class_args(Validation, "validation")
-        parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
-        parser.add_optimizer_args((torch.optim.Optimizer,))
-        parser.set_defaults(
-            {
-                "policy.name": "embedded:start",
-                "objective": {"class_path": "rlvr_pl.objectives.GRPO"},
-                "sampler": {"class_path": "rlvr_pl.sampling.torch.TorchSampler"},
-                "grader": {"class_path": "rlvr_pl.grading.MathGrader"},
-                "optimizer": ADAMW,
-            }
-        )
-        for part in ("policy", "objective", "sampler", "grader"):
-            parser.link_arguments(part, f"model.{part}", apply_on="instantiate")
-        parser.link_arguments("seed", "model.seed")
-        parser.link_arguments("model.eval_batch_size", "data.validation_batch")
-
-    def _set_seed(self) -> None:
-        seed_everything(self.config["seed"], verbose=False)
-
-    def before_instantiate_classes(self) -> None:
-        config = self.config
-        if config.trainer.precision is not None:
-            raise UserError("trainer.precision: the precision of a run is precision.master_weights; leave this unset")
-        if config.start is not None:
-            config.policy.name = config.start
-        stored = config.clone()
-        for key in ("config", "run", "resume", "overwrite", "start"):
-            stored.pop(key, None)
-        self.text = self.parser.dump(stored, skip_none=False, skip_validation=True)
-        self.folder, self.checkpoint = settle(config, self.text, default_run(self.argv, config))
-        config.trainer.default_root_dir = str(self.folder.path)
-
-    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        if self.config.trainer.logger in (None, True):
-            kwargs["logger"] = TensorBoardLogger(self.folder.path, name="", version="tensorboard")
-        return super().instantiate_trainer(plugins=[self.config_init["precision"]], **kwargs)
 
 
 def settle(config: Any, text: str, default: Path) -> tuple[RunFolder, Path | None]:
@@ -179,7 +69,7 @@ def settle(config: Any, text: str, default: Path) -> tuple[RunFolder, Path | Non
 
 def default_run(argv: Sequence[str], config: Any) -> Path:
     """``runs/<config file>-<objective>-<time>``, a name that nothing has yet."""
-    files = [Path(v).stem for k, v in zip(argv, argv[1:]) if k in ("--config", "-c")]
+    files = [Path(v).stem for k, v in pairwise(argv) if k in ("--config", "-c")]
     objective = config.objective.class_path.rsplit(".", 1)[-1]
     base = "-".join([*files[:1], objective, time.strftime("%Y%m%d-%H%M%S")])
     path, copy = Path("runs") / base, 1
@@ -209,6 +99,11 @@ class Run:
         try:
             path.mkdir(parents=True, exist_ok=True)
             if fresh:
+                # an unfinished run without a checkpoint begins again, and its rows with it
+                for table in path.glob("*.csv"):
+                    table.unlink()
+                for name in ("rollouts", "items", "tensorboard"):
+                    shutil.rmtree(path / name, ignore_errors=True)
                 atomic_write_text(path / "config.yaml", self.text)
         except OSError as error:
             raise UserError(f"--run {path}: cannot write there ({error.strerror})") from None
@@ -255,8 +150,8 @@ def check_prompts(module: RLVRModule, data: QuestionData) -> None:
         length = len(policy.prompt_ids(question))
         if length > room:
             raise UserError(
-                f"question {question.uid}: its prompt has {length} tokens, which leaves no room for the completion in a "
-                f"context of {policy.max_context}; lower model.max_new_tokens or leave the question out"
+                f"question {question.uid}: its prompt has {length} tokens, which leaves no room for a completion in "
+                f"the context of {policy.max_context}; lower model.max_new_tokens or leave the question out"
             )
 
 
@@ -282,21 +177,3 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-@contextmanager
-def quiet_lightning() -> Iterator[None]:
-    """Leave out Lightning's advice that does not apply here (loaders without workers, modules in eval mode, the step
-    inside our own hooks); its errors and other warnings pass."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
-        for text in HUSHED:
-            warnings.filterwarnings("ignore", message=text)
-        for logger in loggers:
-            logger.setLevel(logging.WARNING)
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels):
-                logger.setLevel(level)

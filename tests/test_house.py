@@ -21,7 +21,7 @@ FLOORS = (
     ("data", "precision", "update", "module", "evaluation", "expert_iteration"),
     ("configs",),
     ("callbacks",),
-    ("fit", "analysis", "study", "report", "cli"),
+    ("fit", "settings", "analysis", "study", "report", "cli"),
 )
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
 

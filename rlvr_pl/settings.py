@@ -1,0 +1,216 @@
+"""What `rlvr-pl fit` can be told: one flat parser, its defaults, and one line for every mistake."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse import ArgumentError, class_from_function
+from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import TensorBoardLogger
+
+import rlvr_pl.grading
+import rlvr_pl.objectives
+import rlvr_pl.sampling.torch
+from rlvr_pl.callbacks.checkpoint import RunCheckpoint
+from rlvr_pl.callbacks.run_record import RunRecord
+from rlvr_pl.callbacks.validation import Validation
+from rlvr_pl.data.module import QuestionData
+from rlvr_pl.errors import UserError
+from rlvr_pl.grading.base import Grader
+from rlvr_pl.module import RLVRModule
+from rlvr_pl.objectives.base import Objective
+from rlvr_pl.policy import Policy, load_policy
+from rlvr_pl.precision import BF16Precision
+from rlvr_pl.records import RunFolder
+from rlvr_pl.sampling.base import Sampler
+
+Settle = Callable[[Any, str], tuple[RunFolder, Path | None]]
+ROOMS = (rlvr_pl.grading, rlvr_pl.objectives, rlvr_pl.sampling.torch)  # imported: the parser finds classes by name
+SLOTS: dict[str, type] = {"objective": Objective, "sampler": Sampler, "grader": Grader}
+ADAMW = {
+    "class_path": "torch.optim.AdamW",
+    "init_args": {"lr": 1e-5, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01},
+}
+TRAINER_DEFAULTS: dict[str, Any] = {
+    "max_epochs": 1,
+    "num_sanity_val_steps": 0,
+    "check_val_every_n_epoch": 10**9,  # callbacks.Validation decides when, on the module's own update counter
+    "enable_model_summary": False,
+    "log_every_n_steps": 1,
+    "use_distributed_sampler": False,
+}
+HUSHED = (
+    ".*does not have many workers.*",
+    ".*dataloader is not resumable.*",
+    ".*LightningCLI's args.*",
+    ".*will be overridden by `FitCLI.*",
+    ".*in eval mode at the start of training.*",
+    ".*overridden `transfer_batch_to_device`.*",
+    ".*isinstance\\(treespec, LeafSpec\\).*",
+    ".*Checkpoint directory.*",
+)
+
+
+class FitCLI(LightningCLI):
+    """One parser for `fit`: run, seed, policy, objective, sampler, grader, data, model, precision, optimizer,
+    lr_scheduler, trainer, and a group for each standing callback.
+
+    Args:
+        argv: the words after ``rlvr-pl fit``.
+        settle: chooses the run folder, given the parsed config and its text.
+
+    Attributes:
+        folder: the run folder.
+        checkpoint: what the run continues from, if anything.
+        text: the full configuration as YAML.
+
+    Raises `UserError` for every mistake in the arguments or config files.
+    """
+
+    def __init__(self, argv: Sequence[str], settle: Settle) -> None:
+        self._settle = settle
+        super().__init__(
+            RLVRModule,
+            QuestionData,
+            save_config_callback=None,
+            trainer_defaults={**TRAINER_DEFAULTS, "callbacks": [RunRecord()]},
+            parser_kwargs={"prog": "rlvr-pl fit", "exit_on_error": False},
+            args=full_names(argv),
+            run=False,
+        )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        try:
+            super().parse_arguments(parser, args)
+        except ArgumentError as error:
+            raise UserError(worded(str(error))) from None
+
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        optional = str | None
+        parser.add_argument("--run", type=optional, help="run folder (default: runs/<config>-<objective>-<time>)")
+        parser.add_argument("--start", type=optional, help="policy to start from, with a fresh optimizer")
+        parser.add_argument("--resume", type=optional, metavar="RUN", help="run folder to continue with its own config")
+        parser.add_argument("--overwrite", action="store_true", help="replace an existing run folder")
+        parser.add_argument("--seed", type=int, default=0, help="names the random numbers of sampling")
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        loader = class_from_function(load_policy, Policy)
+        parser.add_class_arguments(loader, "policy", skip={"device", "dtype"})
+        parser.add_subclass_arguments(Objective, "objective", help="see `rlvr-pl objectives`")
+        parser.add_subclass_arguments(Sampler, "sampler")
+        parser.add_subclass_arguments(Grader, "grader")
+        parser.add_class_arguments(BF16Precision, "precision")
+        parser.add_lightning_class_args(Validation, "validation")
+        parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
+        parser.add_optimizer_args((torch.optim.Optimizer,))
+        parser.set_defaults(
+            {
+                "policy.name": "embedded:start",
+                "objective": {"class_path": "rlvr_pl.objectives.GRPO"},
+                "sampler": {"class_path": "rlvr_pl.sampling.torch.TorchSampler"},
+                "grader": {"class_path": "rlvr_pl.grading.MathGrader"},
+                "optimizer": ADAMW,
+            }
+        )
+        for part in ("policy", "objective", "sampler", "grader"):
+            parser.link_arguments(part, f"model.{part}", apply_on="instantiate")
+        parser.link_arguments("seed", "model.seed")
+        parser.link_arguments("model.eval_batch_size", "data.validation_batch")
+
+    def _set_seed(self) -> None:
+        seed_everything(self.config["seed"], verbose=False)
+
+    def before_instantiate_classes(self) -> None:
+        config = self.config
+        if config.trainer.precision is not None:
+            raise UserError("trainer.precision: the precision of a run is precision.master_weights; leave this unset")
+        if config.start is not None:
+            config.policy.name = config.start
+        stored = config.clone()
+        for key in ("config", "run", "resume", "overwrite", "start"):
+            stored.pop(key, None)
+        self.text = self.parser.dump(stored, skip_none=False, skip_validation=True)
+        self.folder, self.checkpoint = self._settle(config, self.text)
+        config.trainer.default_root_dir = str(self.folder.path)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        if self.config.trainer.logger in (None, True):
+            kwargs["logger"] = TensorBoardLogger(self.folder.path, name="", version="tensorboard")
+        return super().instantiate_trainer(plugins=[self.config_init["precision"]], **kwargs)
+
+
+def known_classes(base: type) -> dict[str, type]:
+    """The concrete subclasses of `base` by name, the package's own and the user's imported ones."""
+    found: dict[str, type] = {}
+    todo = list(base.__subclasses__())
+    while todo:
+        cls = todo.pop()
+        todo += cls.__subclasses__()
+        if not getattr(cls, "__abstractmethods__", None):
+            found[cls.__name__] = cls
+    return dict(sorted(found.items()))
+
+
+def full_names(argv: Sequence[str]) -> list[str]:
+    """``--sampler VLLM`` means VLLMSampler and ``--grader Math`` MathGrader; the slot's name may be left out."""
+    words = list(argv)
+    for slot, base in (("sampler", Sampler), ("grader", Grader)):
+        known = known_classes(base)
+        for i, word in enumerate(words):
+            flag, equals, value = word.partition("=")
+            if flag != f"--{slot}" or (not equals and i + 1 == len(words)):
+                continue
+            name = value if equals else words[i + 1]
+            full = next((k for k in known if k.lower() in (name.lower(), f"{name}{slot}".lower())), name)
+            if equals:
+                words[i] = f"{flag}={full}"
+            else:
+                words[i + 1] = full
+    return words
+
+
+NOISE = ("Does not validate", "Subtypes:", "Errors:", "Expected a <class 'NoneType'>", "Given value", "Parser key")
+
+
+def worded(message: str) -> str:
+    """The parser's account of a mistake in one line: the key, what is wrong, and what would be right."""
+    keys = re.findall(r'Parser key "([^"]+)"', message)
+    key = ".".join(dict.fromkeys(part for k in keys for part in k.split(".")))
+    unknown = re.search(r"Expected a dot import path string: (.*)", message)
+    if unknown and keys and keys[0] in SLOTS:
+        names = ", ".join(known_classes(SLOTS[keys[0]]))
+        return f"--{keys[0]} {unknown[1]}: no {keys[0]} of that name; there are {names}, or give an import path"
+    lines = [line.strip().removeprefix("- ") for line in message.splitlines()]
+    told = [x for x in lines if x and not x.startswith(NOISE) and "either not accessible or invalid" not in x]
+    text = " ".join(dict.fromkeys(told)) or " ".join(x for x in lines if x)
+    text = re.sub(r"typing\.Literal(\[[^]]*\])", r"one of \1", text).replace("<class '", "").replace("'>", "")
+    given = re.findall(r"Given value: (.*)", message)
+    if given and "Got value" not in text and "NestedArg" not in given[-1]:
+        text += f" (given: {given[-1][:200]})"
+    return f"--{key}: {text}" if key else text
+
+
+@contextmanager
+def quiet_lightning() -> Iterator[None]:
+    """Leave out Lightning's advice that does not apply here (loaders without workers, modules in eval mode, the step
+    inside our own hooks); its errors and other warnings pass."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        for text in HUSHED:
+            warnings.filterwarnings("ignore", message=text)
+        for logger in loggers:
+            logger.setLevel(logging.WARNING)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels):
+                logger.setLevel(level)
