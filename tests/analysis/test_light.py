@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-LIGHT = ("power", "compare", "noise_floor", "passk", "coverage", "boxed", "weights_diff")
+LIGHT = ("power", "compare", "noise_floor", "passk", "coverage", "boxed", "weights_diff", "entropy_grad")
 
 
 def test_no_heavy_import_at_start() -> None:
