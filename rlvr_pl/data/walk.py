@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -140,9 +140,9 @@ class Journey:
         return self.stages + extra * surcharged
 
 
-def travel(direction: str, step: int, time: int, detour: Callable[[int], bool]) -> int:
-    """Where the stage that starts at `time` ends; `detour(time)` decides when there are two possibilities."""
-    if (direction, step, time) in DETOURS and detour(time):
+def travel(direction: str, step: int, time: int, detoured: bool) -> int:
+    """Where the stage that starts at `time` ends; `detoured` matters only where there is a detour."""
+    if detoured and (direction, step, time) in DETOURS:
         return DETOURS[direction, step, time]
     return (time + (step if direction == "forward" else -step)) % DAY
 
@@ -152,13 +152,10 @@ def draw_journey(rng: random.Random, step: int, level: int) -> Journey:
     while True:
         direction, start = rng.choice(DIRECTIONS), rng.randrange(DAY)
         stages = rng.randint(*LEVELS[level])
-
-        def detour(time: int, direction: str = direction, start: int = start) -> bool:
-            return _hidden_coin("detour", direction, step, start, time)
-
         times = [start]
         for _ in range(stages):
-            times.append(travel(direction, step, times[-1], detour))
+            detoured = _hidden_coin("detour", direction, step, start, times[-1])
+            times.append(travel(direction, step, times[-1], detoured))
         if len(set(times)) == len(times):
             return Journey(direction, step, start, times[-1], stages)
 
@@ -225,7 +222,7 @@ def demonstrate(journey: Journey, rng: random.Random, endings: Endings) -> tuple
     while len(words) < CAP:
         words += _pass_villages(clock(time), rng)
         stage += 1
-        time = travel(journey.direction, journey.step, time, lambda _: rng.random() < 0.5)
+        time = travel(journey.direction, journey.step, time, detoured=rng.random() < 0.5)
         words += [str(min(stage, MAX_COUNT)), clock(time)]
         if time == journey.goal:
             extra = SURCHARGES.get((journey.direction, journey.step, stage), 0)
