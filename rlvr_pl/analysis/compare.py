@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlvr_pl.analysis.command import Result, Table, add_output_arguments
-from rlvr_pl.analysis.items import Panel, load_panel
+from rlvr_pl.analysis.items import Panel, add_resample_arguments, load_panel
 from rlvr_pl.core.paired import PairedResult, compare, compare_seeds, holm
 from rlvr_pl.core.power import half_width
 from rlvr_pl.errors import UserError
@@ -41,16 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", nargs="+", metavar="B", help="B's runs, one a training seed; FILE are then A's runs")
     parser.add_argument("--by", choices=("level", "subject"), help="also compare within each stratum")
     parser.add_argument("--holm", action="store_true", help="Holm-correct the exact p-values over several B")
-    parser.add_argument("--resamples", type=int, default=4000, help="bootstrap resamples (default 4000)")
-    parser.add_argument("--seed", type=int, default=0, help="names the bootstrap draws (default 0)")
+    add_resample_arguments(parser, "items")
     parser.add_argument("--allow-mixed", action="store_true", help="accept records of different engines or batch sizes")
     parser.epilog = EPILOG
     add_output_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> Result:
-    if args.resamples < 1 or args.seed < 0:
-        raise UserError("--resamples must be at least 1 and --seed at least 0")
     if args.seeds:
         if args.by or args.holm:
             raise UserError("--seeds compares two groups of runs: leave out --by and --holm")

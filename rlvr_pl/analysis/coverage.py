@@ -10,10 +10,9 @@ from dataclasses import asdict
 from typing import Any
 
 from rlvr_pl.analysis.command import Result, Table, add_output_arguments
-from rlvr_pl.analysis.items import Samples, check_headers, load_samples, match_uids
+from rlvr_pl.analysis.items import Samples, add_resample_arguments, check_headers, load_samples, match_uids
 from rlvr_pl.analysis.passk import add_k_argument, chosen_k
 from rlvr_pl.core.passk import compare_coverage
-from rlvr_pl.errors import UserError
 
 EPILOG = """\
 JSON keys: questions, deltas: [{k, pass_a, pass_b (percent), delta_pp, ci_low, ci_high}] (B minus A),
@@ -28,10 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="sample records of A")
     parser.add_argument("b", metavar="B", help="sample records of B, on the same questions")
     add_k_argument(parser)
-    parser.add_argument(
-        "--resamples", type=int, default=4000, help="bootstrap resamples of the questions (default 4000)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="names the bootstrap draws (default 0)")
+    add_resample_arguments(parser, "questions")
     parser.add_argument("--allow-mixed", action="store_true", help="accept samples of different engines or batch sizes")
     parser.epilog = EPILOG
     add_output_arguments(parser)
@@ -41,8 +37,6 @@ def run(args: argparse.Namespace) -> Result:
     a, b = load_samples(args.a), load_samples(args.b)
     match_uids(a.name, a.counts, b.name, b.counts)
     check_headers([(a.name, a.header), (b.name, b.header)], args.allow_mixed)
-    if args.resamples < 1 or args.seed < 0:
-        raise UserError("--resamples must be at least 1 and --seed at least 0")
     counts_a, counts_b = list(a.counts.values()), [b.counts[uid] for uid in a.counts]
     deltas = [
         asdict(compare_coverage(counts_a, counts_b, k, resamples=args.resamples, seed=args.seed))

@@ -31,13 +31,14 @@ if TYPE_CHECKING:
     Tick = Callable[[int], None]
 
 EPILOG = """\
-JSON keys: checkpoint, checkpoint_sha256, start, context_tokens, entropy (H), grad_norm (of H), questions, k, seed,
-rollouts, mixed_groups, mixed_rollouts, classes {positive, negative_eos, negative_truncated: {rollouts, mean_tokens,
-mass, rate (nats per unit step and token), relative (to positive), ci_low, ci_high}}, directions {seq, mask,
-seqmean and each --objective: {slope (dH/d eta), ci_low, ci_high, by_class, cosine, norm, m_plus, m_minus, sign_step,
-adamw, adamw_clip (change of H; null without --adamw)}}, random_sign_step, eta, method, weights_restored.
-The file of --out holds the same and "rollouts": one record a measured rollout. With --summarize: checkpoints:
-[{checkpoint, checkpoint_sha256, classes (pooled), batches: [the above without rollouts, with file]}].
+JSON keys: checkpoint, checkpoint_sha256, start, contexts, context_tokens, entropy (H), grad_norm (of H),
+questions, question_offset, k, seed, sampled_rollouts, mixed_groups, mixed_rollouts, classes {positive,
+negative_eos, negative_truncated: {rollouts, mean_tokens, mass, rate (nats per unit step and token), relative
+(to positive), ci_low, ci_high}}, directions {seq, mask, seqmean and each --objective: {slope (dH/d eta),
+ci_low, ci_high, by_class, cosine, norm, m_plus, m_minus, sign_step, adamw, adamw_clip (change of H; null
+without --adamw)}}, random_sign_step, eta, method, weights_restored. The file of --out holds the same and
+"rollouts": one record a measured rollout. With --summarize: checkpoints: [{checkpoint, checkpoint_sha256,
+classes (pooled), batches: [the above without rollouts, with file]}].
 
 example: rlvr-pl entropy-grad --checkpoint embedded:start --questions embedded:train --contexts embedded:drift \\
              --question-offset 5000 --out batch1.json
@@ -156,13 +157,15 @@ def _measure(args: argparse.Namespace, stage: Callable[[str, int], Tick]) -> tup
         "checkpoint": setup.policy.name,
         "checkpoint_sha256": setup.policy.sha256,
         "start": setup.start.name,
+        "contexts": args.contexts,
         "context_tokens": int(setup.contexts.mask.sum()),
         "entropy": h,
         "grad_norm": grad_norm,
         "questions": args.n_questions,
+        "question_offset": args.question_offset,
         "k": args.k,
         "seed": args.seed,
-        "rollouts": args.n_questions * args.k,
+        "sampled_rollouts": args.n_questions * args.k,
         "mixed_groups": len(mixed),
         "mixed_rollouts": len(mixed) * args.k,
         "classes": {name: asdict(rate) for name, rate in rates.items()},

@@ -6,6 +6,7 @@ same with ``sample``, several a question. The first line may be a header that sa
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from rlvr_pl.core.bootstrap import interval, resampled_means
 from rlvr_pl.errors import UserError
 from rlvr_pl.jsonl import Kind, iter_jsonl, read_records
 
@@ -170,6 +170,23 @@ def check_headers(headers: Sequence[tuple[str, dict[str, Any] | None]], allow_mi
             raise UserError(f"{message}: outcomes are not comparable; evaluate again, or pass --allow-mixed")
 
 
+def add_resample_arguments(parser: argparse.ArgumentParser, unit: str) -> None:
+    """``--resamples`` and ``--seed`` of a bootstrap over `unit`."""
+    parser.add_argument(
+        "--resamples", type=_at_least(1), default=4000, metavar="R", help=f"resamples of the {unit} (default 4000)"
+    )
+    parser.add_argument("--seed", type=_at_least(0), default=0, help="names the bootstrap draws (default 0)")
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def whole_number(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text}: must be at least {least}")
+        return int(text)
+
+    return whole_number
+
+
 def warn(message: str) -> None:
     """One line on stderr; stdout belongs to the result."""
     print(f"rlvr-pl: warning: {message}", file=sys.stderr)
@@ -181,11 +198,6 @@ def as_user_error(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
     except ValueError as error:
         raise UserError(str(error)) from None
-
-
-def mean_interval(values: Any, resamples: int, seed: int) -> tuple[float, float]:
-    """The 95% bootstrap interval of the mean of `values` [n] over resampled rows."""
-    return interval(resampled_means(np.asarray(values, dtype=float)[:, None], resamples, seed))
 
 
 def _read(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from rlvr_pl.analysis.command import Result, Table, add_output_arguments
-from rlvr_pl.analysis.items import Samples, load_samples
+from rlvr_pl.analysis.items import Samples, add_resample_arguments, load_samples
 from rlvr_pl.core.passk import mean_pass_at_k
 from rlvr_pl.errors import UserError
 
@@ -22,10 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "samples", metavar="SAMPLES", help="sample records: {uid, sample, correct, ...}, several a question"
     )
     add_k_argument(parser)
-    parser.add_argument(
-        "--resamples", type=int, default=4000, help="bootstrap resamples of the questions (default 4000)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="names the bootstrap draws (default 0)")
+    add_resample_arguments(parser, "questions")
     parser.epilog = EPILOG
     add_output_arguments(parser)
 
@@ -34,8 +31,6 @@ def run(args: argparse.Namespace) -> Result:
     samples = load_samples(args.samples)
     ks = chosen_k(args.k, [samples])
     counts = list(samples.counts.values())
-    if args.resamples < 1 or args.seed < 0:
-        raise UserError("--resamples must be at least 1 and --seed at least 0")
     estimates = {k: mean_pass_at_k(counts, k, resamples=args.resamples, seed=args.seed) for k in ks}
     never = [uid for uid, (_, c) in samples.counts.items() if c == 0]
     sizes = [n for n, _ in counts]

@@ -71,7 +71,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         out, err = capsys.readouterr()
         assert (status, out) == (2, "")
         line = err.strip().splitlines()[-1]
-        assert line.startswith("rlvr-pl: ")
+        assert line.startswith("rlvr-pl")
         return line
 
     return call
