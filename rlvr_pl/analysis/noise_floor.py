@@ -45,6 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
+    for files in (args.files, args.same or []):
+        if len(set(files)) < len(files):
+            raise UserError("noise-floor: a file is given twice; it does not disagree with itself")
     same = None
     if args.same:
         if len(args.same) < 2:

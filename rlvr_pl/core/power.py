@@ -13,6 +13,7 @@ from statistics import NormalDist
 Z95 = 1.96
 """Two-sided 95% point of the normal distribution, at the precision with which the paper states its half-widths."""
 
+_MOST_ITEMS = 10**15
 _NORMAL = NormalDist()
 
 
@@ -66,29 +67,21 @@ def sample_size(p_d: float, delta: float, power: float = 0.8, alpha: float = 0.0
         raise ValueError("delta must not be 0: no panel detects a difference of nothing")
     if not alpha < power < 1:
         raise ValueError(f"power must lie between alpha = {alpha} and 1, not {power}")
-    reach = _power_of_shift_inverse(power, alpha) / abs(delta)
-    n = max(1, math.ceil(reach * reach * p_d))
-    while n > 1 and _power(p_d, n - 1, delta, alpha) >= power:
-        n -= 1
-    while _power(p_d, n, delta, alpha) < power:
-        n += 1
-    return n
-
-
-_power = power  # `sample_size` has an argument of that name
-
-
-def _power_of_shift_inverse(power: float, alpha: float) -> float:
-    """The shift (difference over standard error) with the wanted power, by bisection: power grows with the shift."""
-    z = _NORMAL.inv_cdf(1 - alpha / 2)
-    low, high = 0.0, z + _NORMAL.inv_cdf(power) + 10
-    for _ in range(100):
-        middle = (low + high) / 2
-        if _NORMAL.cdf(middle - z) + _NORMAL.cdf(-middle - z) < power:
+    low, high = 0, 1
+    while _power(p_d, high, delta, alpha) < power:
+        low, high = high, 2 * high
+        if high > _MOST_ITEMS:
+            raise ValueError(f"delta = {delta} needs more than {_MOST_ITEMS:.0e} items")
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _power(p_d, middle, delta, alpha) < power:
             low = middle
         else:
             high = middle
     return high
+
+
+_power = power  # `sample_size` has an argument of that name
 
 
 def _check(p_d: float, delta: float, alpha: float = 0.05) -> None:

@@ -83,3 +83,4 @@ def test_too_few_files(write_items, refused) -> None:
     assert "two files" in refused("noise-floor", a)
     assert "two files" in refused("noise-floor")
     assert "--self" in refused("noise-floor", "--self", a)
+    assert "given twice" in refused("noise-floor", a, a)

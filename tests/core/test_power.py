@@ -75,6 +75,7 @@ def test_sample_size_is_the_smallest_that_reaches_the_power(
         lambda: power(0.2, 350, 0.03, alpha=1.0),
         lambda: power(0.2, 350, math.nan),
         lambda: sample_size(0.2, 0.0),
+        lambda: sample_size(0.2, 1e-12),
         lambda: sample_size(0.2, 0.03, power=0.05),
         lambda: half_width(-1),
         lambda: half_width(5, 4),
