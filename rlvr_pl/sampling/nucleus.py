@@ -8,14 +8,10 @@ does not reach `top_p` within them are sorted in full, so the result never depen
 
 from __future__ import annotations
 
-from typing import cast
-
 import numpy as np
 import torch
 from torch import Tensor
 
-# The FP32 rule compares fl32(cumulative) - p; this far above top_p no rounding can let a later entry in.
-_SLACK = 2.0**-20
 # Rows are handled in blocks of about this many probabilities on a CPU, to stay in the cache.
 _BLOCK = 2**20
 
@@ -44,47 +40,43 @@ def sample(probs: Tensor, uniform: Tensor, top_p: float) -> tuple[Tensor, Tensor
 
 def _sample_block(probs: Tensor, uniform: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
     vocabulary = probs.shape[1]
-    width = 64 if vocabulary <= 8192 else 2048
+    width = 128 if vocabulary <= 8192 else 2048
     if width * 4 > vocabulary:
-        return _invert(probs, _largest(probs, vocabulary), uniform, top_p)
-    top = _largest(probs, width)
-    # mass before the last selected entry; NaN counts as reached, so that it is reported and not sorted
-    reached = ~(top[:, :-1].sum(1, dtype=torch.float64) < _target(uniform, top_p))
-    ids, logprobs = _invert(probs, top, uniform, top_p)
-    if not reached.all():
-        rest = (~reached).nonzero()[:, 0]
+        return _invert(probs, _largest(probs, vocabulary), uniform, top_p)[:2]
+    ids, logprobs, open_ended = _invert(probs, _largest(probs, width), uniform, top_p)
+    if open_ended.any():
+        rest = open_ended.nonzero()[:, 0]
         full = probs[rest]
-        ids[rest], logprobs[rest] = _invert(full, _largest(full, vocabulary), uniform[rest], top_p)
+        ids[rest], logprobs[rest], _ = _invert(full, _largest(full, vocabulary), uniform[rest], top_p)
     return ids, logprobs
 
 
-def _target(uniform: Tensor, top_p: float) -> Tensor | float:
-    """The mass that the selected entries must hold for the draw to be theirs: the whole nucleus must be among them,
-    or, when every token is kept, the drawn one."""
-    return top_p + _SLACK if top_p < 1 else uniform + _SLACK
-
-
-def _invert(probs: Tensor, top: Tensor, uniform: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
-    """Tokens and log-probs, given the largest entries `top` [n, k] in descending order (the whole nucleus at least)."""
+def _invert(probs: Tensor, top: Tensor, uniform: Tensor, top_p: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, log-probs, and the rows that the largest entries `top` [n, k], in descending order, do not settle."""
+    width = top.shape[1]
+    cumulative = top.cumsum(1, dtype=torch.float64)
     if top_p < 1:
-        keep = top.cumsum(1) - top < top_p
-        keep[:, 0] = True
-        cumulative = torch.where(keep, top, 0).cumsum(1, dtype=torch.float64)
-        mass = cumulative[:, -1]
+        # the nucleus ends before the first entry whose prefix reaches top_p
+        count = _first(cumulative.to(top.dtype).sub_(top) >= top_p)
+        open_ended = count == 0
+        last = torch.where(open_ended, width, count).sub_(1)[:, None]
+        mass = cumulative.gather(1, last)
+        target = uniform[:, None] * mass
     else:
-        cumulative = top.cumsum(1, dtype=torch.float64)
-        mass = cumulative[:, -1] if top.shape[1] == probs.shape[1] else probs.sum(1, dtype=torch.float64)
-    # below the mass even if the product rounds up to it: the first entry above the target then exists and is kept
-    target = torch.minimum(uniform * mass, torch.nextafter(mass, torch.zeros_like(mass)))
-    rank = (cumulative <= target[:, None]).sum(1, keepdim=True).clamp_(max=top.shape[1] - 1)
+        last = torch.full_like(uniform, width - 1, dtype=torch.long)[:, None]
+        mass = cumulative[:, -1:] if width == probs.shape[1] else probs.sum(1, keepdim=True, dtype=torch.float64)
+        target = uniform[:, None] * mass
+        open_ended = target[:, 0] >= cumulative[:, -1]
+    # a product that rounds up to the whole mass still names the last entry
+    rank = torch.minimum(torch.searchsorted(cumulative, target, right=True), last)
     value = top.gather(1, rank)
-    tied_before = rank[:, 0] - (top > value).sum(1)
-    return _locate(probs, value, tied_before), (value[:, 0] / mass).log().to(probs.dtype)
+    logprobs = (value / mass).log()[:, 0].to(probs.dtype)
+    return _locate(probs, top, rank, value), logprobs, open_ended
 
 
 def _largest(probs: Tensor, width: int) -> Tensor:
     """The `width` largest entries of each row in descending order (values only, so equal ones need no order)."""
-    rows, vocabulary = probs.shape
+    vocabulary = probs.shape[1]
     if probs.device.type != "cpu":
         return probs.topk(width).values if width < vocabulary else probs.sort(descending=True).values
     # NumPy's partition and sort of FP32 are vectorised: about 5 and 20 times as fast as torch's topk and sort on a CPU
@@ -94,23 +86,21 @@ def _largest(probs: Tensor, width: int) -> Tensor:
     return torch.from_numpy(np.sort(values, axis=1)).flip(1)
 
 
-def _locate(probs: Tensor, value: Tensor, tied_before: Tensor) -> Tensor:
-    """The token whose probability is `value` [n, 1], skipping `tied_before` [n] equal ones of lower id."""
+def _first(mask: Tensor) -> Tensor:
+    """The first True of each row [n], 0 without one. (torch's argmax is slow on a CPU.)"""
+    return torch.from_numpy(mask.numpy().argmax(1)) if mask.device.type == "cpu" else mask.int().argmax(1)
+
+
+def _locate(probs: Tensor, top: Tensor, rank: Tensor, value: Tensor) -> Tensor:
+    """The tokens [n] of the entries ``top[i, rank[i]]``, of probability `value` [n, 1]; equal ones by ascending id."""
     if probs.device.type == "cpu":
         equal = probs.numpy() == value.numpy()
         ids = equal.argmax(1)
-        for row in tied_before.numpy().nonzero()[0]:
-            ids[row] = np.flatnonzero(equal[row])[int(tied_before[row])]
+        if np.count_nonzero(equal) > len(ids):
+            for row, skip in enumerate((rank[:, 0] - (top > value).sum(1)).tolist()):
+                if skip:
+                    ids[row] = np.flatnonzero(equal[row])[skip]
         return torch.from_numpy(ids)
+    nth = (rank - (top > value).sum(1, keepdim=True)) + 1
     equal = probs == value
-    nth = equal.cumsum(1, dtype=torch.int32) == (tied_before[:, None] + 1)
-    return (equal & nth).int().argmax(1)
-
-
-def nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """The distribution that `sample` draws from, [n, V], computed plainly by a full stable sort."""
-    ordered, index = cast("tuple[Tensor, Tensor]", torch.sort(probs, dim=1, descending=True, stable=True))
-    keep = ordered.cumsum(1) - ordered < top_p if top_p < 1 else torch.ones_like(ordered, dtype=torch.bool)
-    keep[:, 0] = True
-    kept = torch.zeros_like(probs).scatter(1, index, torch.where(keep, ordered, 0))
-    return kept / kept.sum(1, keepdim=True)
+    return _first(equal & (equal.cumsum(1) == nth))

@@ -43,9 +43,7 @@ class TorchSampler(Sampler):
     engine = "torch"
     deterministic = True
 
-    def __init__(
-        self, dtype: Literal["auto", "float32", "bfloat16"] = "auto", max_batch_tokens: int = 32_768
-    ) -> None:
+    def __init__(self, dtype: Literal["auto", "float32", "bfloat16"] = "auto", max_batch_tokens: int = 32_768) -> None:
         if dtype not in ("auto", "float32", "bfloat16"):
             raise UserError(f"sampler.dtype is {dtype!r}: choose auto, float32 or bfloat16")
         if max_batch_tokens < 1:
@@ -176,7 +174,7 @@ class _Batch:
                 if count == 0:
                     break
                 ids = self._ids[at, :count]
-            logits = self._decoder.step(ids, self._scale)
+            logits = self._decoder.step(ids)
         self._decoder.finish()
 
     def _draw_uniforms(self, numbers: list[int], room: int) -> Tensor:
