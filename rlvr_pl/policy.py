@@ -170,8 +170,10 @@ def load_policy(
 def make_policy(model: PreTrainedModel, tokenizer: Any, template: PromptTemplate, *, name: str) -> Policy:
     """Put a model and its tokenizer together; stop ids and the default cap are settled in its generation config.
 
-    Raises UserError when the tokenizer's ids are beyond the model's, or no id ends a completion.
+    Raises UserError when the tokenizer's ids are beyond the model's, the template fails, or no id ends a completion.
     """
+    with readable(f"{name}: the prompt template {template.name!r} cannot be used"):
+        template.ids(Question("probe", "1+1?", "2"))
     eos_ids = _settle_generation_config(model, tokenizer, name)
     pad_id = tokenizer.pad_token_id
     return Policy(
@@ -217,7 +219,9 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
     if not any((folder / file).is_file() for file in TOKENIZER_FILES):
         raise UserError(f"{folder}: no tokenizer (none of {', '.join(TOKENIZER_FILES)}); copy the model's own into it")
     with quiet_transformers(), readable(f"{folder}: cannot read the tokenizer"):
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        tokenizer.decode(tokenizer.encode("1+1?"), skip_special_tokens=True)  # damage shows on first use
+        return tokenizer
 
 
 def find_folder(name: str, *, trust_remote_code: bool = False) -> Path:
@@ -321,15 +325,18 @@ def _settle_generation_config(model: PreTrainedModel, tokenizer: Any, name: str)
         raise UserError(f"{name}: wrong tokenizer: its ids reach {highest}, but the model knows only {rows} tokens")
     sources = (old.eos_token_id, getattr(config, "eos_token_id", None), tokenizer.eos_token_id)
     ids = [i for x in sources if x is not None for i in (x if isinstance(x, list) else [x])]
+    if not ids or not all(type(i) is int and 0 <= i < rows for i in ids):
+        raise UserError(f"{name}: end-of-sequence ids {ids}: need at least one, each below {rows}")
     eos_ids: tuple[int, ...] = tuple(dict.fromkeys(ids))
-    if not eos_ids or not all(isinstance(i, int) and 0 <= i < rows for i in eos_ids):
-        raise UserError(f"{name}: end-of-sequence ids {list(eos_ids)}: need at least one, each below {rows}")
+    cap = 1024 if old.max_new_tokens is None else old.max_new_tokens
+    if type(cap) is not int or cap < 1:
+        raise UserError(f"{name}: max_new_tokens of the generation config is {cap!r}; it must be at least 1")
     # Sampling defaults only count when sampling is on, and transformers refuses to save them otherwise.
     kept = ("do_sample", "temperature", "top_p", "top_k", "repetition_penalty") if old.do_sample else ()
     fields = {key: getattr(old, key) for key in (*kept, "bos_token_id", "pad_token_id")}
     model.generation_config = GenerationConfig(
         eos_token_id=list(eos_ids) if len(eos_ids) > 1 else ids[0],
-        max_new_tokens=old.max_new_tokens or 1024,
+        max_new_tokens=cap,
         **{key: value for key, value in fields.items() if value is not None},
     )
     return eos_ids

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -241,7 +243,8 @@ def test_a_frozen_copy_does_not_follow(folder):
 
 
 @pytest.mark.parametrize("problem", ["x" * 60, "x" * 500])
-def test_a_prompt_that_fills_the_context_is_refused_with_its_uid(folder, problem):
+def test_prompt_too_long(folder, problem):
+    """A prompt that leaves no room for a completion is refused, with its uid; one token less is accepted."""
     policy = load_policy(folder, template="{problem}    ")
     assert len(policy.prompt_ids(Question("fits", "x" * 59, "1"))) == 63
     with pytest.raises(UserError, match=r"question long: the prompt has .* context of 64"):
@@ -302,10 +305,44 @@ def test_a_damaged_folder_is_a_one_line_error(harm, words, mine):
     assert str(mine) in str(error.value)
 
 
+FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"]
+odd_values = st.sampled_from([None, True, -1, 0, 3, 2.5, "x", "", [], [1], {}, {"a": 1}])
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_whatever_the_damage_loading_succeeds_or_is_a_user_error(folder, tmp_path, data):
+    mine = tmp_path / "damaged"
+    shutil.rmtree(mine, ignore_errors=True)
+    shutil.copytree(folder, mine)
+    path = mine / data.draw(st.sampled_from(FILES))
+    content = path.read_bytes()
+    if path.suffix == ".json" and data.draw(st.booleans()):
+        fields = json.loads(content)
+        fields[data.draw(st.sampled_from(sorted(fields)))] = data.draw(odd_values)
+        path.write_text(json.dumps(fields))
+    else:
+        cut = data.draw(st.integers(0, len(content)))
+        path.write_bytes(
+            content[:cut] + data.draw(st.binary(max_size=3)) + content[cut + data.draw(st.integers(0, 3)) :]
+        )
+    try:
+        policy = load_policy(mine)
+        policy.prompt_ids(Question("q", "x", "1"))
+    except UserError as error:
+        assert "\n" not in str(error)
+
+
 def test_a_tokenizer_with_ids_beyond_the_model_is_refused(tmp_path):
     make_folder(tmp_path / "m", Qwen3Config(**SIZES | {"vocab_size": 200}))
     with pytest.raises(UserError, match="wrong tokenizer: its ids reach 257, but the model knows only 200"):
         load_policy(tmp_path / "m")
+
+
+def test_a_broken_chat_template_is_found_when_loading(mine):
+    (mine / "chat_template.jinja").write_text("{% for %}")
+    with pytest.raises(UserError, match="prompt template 'chat' cannot be used"):
+        load_policy(mine)
 
 
 def test_pickled_weights_are_not_read(mine):
