@@ -16,12 +16,10 @@ from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 
+import rlvr_pl.callbacks
 import rlvr_pl.grading
 import rlvr_pl.objectives
 import rlvr_pl.sampling.torch
-from rlvr_pl.callbacks.checkpoint import RunCheckpoint
-from rlvr_pl.callbacks.run_record import RunRecord
-from rlvr_pl.callbacks.validation import Validation
 from rlvr_pl.data.module import QuestionData
 from rlvr_pl.errors import UserError
 from rlvr_pl.grading.base import Grader
@@ -33,7 +31,18 @@ from rlvr_pl.records import RunFolder
 from rlvr_pl.sampling.base import Sampler
 
 Settle = Callable[[Any, str], tuple[RunFolder, Path | None]]
-ROOMS = (rlvr_pl.grading, rlvr_pl.objectives, rlvr_pl.sampling.torch)  # imported: the parser finds classes by name
+# Imported, so that the parser finds their classes by name.
+ROOMS = (rlvr_pl.grading, rlvr_pl.objectives, rlvr_pl.sampling.torch)
+CALLBACKS: dict[str, type] = {name: getattr(rlvr_pl.callbacks, name) for name in rlvr_pl.callbacks.__all__}
+# Callbacks of every run, in the order in which they see an update; RunRecord and checkpoints come last.
+STANDING = {
+    "progress": CALLBACKS["RunProgress"],
+    "rollout_stats": CALLBACKS["RolloutStats"],
+    "recorder": CALLBACKS["RolloutRecorder"],
+    "validation": CALLBACKS["Validation"],
+    "time_limit": CALLBACKS["TimeLimit"],
+    "checkpoint": CALLBACKS["RunCheckpoint"],
+}
 SLOTS: dict[str, type] = {"objective": Objective, "sampler": Sampler, "grader": Grader}
 ADAMW = {
     "class_path": "torch.optim.AdamW",
@@ -81,7 +90,7 @@ class FitCLI(LightningCLI):
             RLVRModule,
             QuestionData,
             save_config_callback=None,
-            trainer_defaults={**TRAINER_DEFAULTS, "callbacks": [RunRecord()]},
+            trainer_defaults={**TRAINER_DEFAULTS, "callbacks": [CALLBACKS["RunRecord"]()]},
             parser_kwargs={"prog": "rlvr-pl fit", "exit_on_error": False},
             args=full_names(argv),
             run=False,
@@ -108,8 +117,8 @@ class FitCLI(LightningCLI):
         parser.add_subclass_arguments(Sampler, "sampler")
         parser.add_subclass_arguments(Grader, "grader")
         parser.add_class_arguments(BF16Precision, "precision")
-        parser.add_lightning_class_args(Validation, "validation")
-        parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
+        for name, callback in STANDING.items():
+            parser.add_lightning_class_args(callback, name)
         parser.add_optimizer_args((torch.optim.Optimizer,))
         parser.set_defaults(
             {
