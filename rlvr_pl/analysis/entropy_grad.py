@@ -12,7 +12,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +23,9 @@ from rlvr_pl.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlvr_pl.objectives import Objective
+    from rlvr_pl.analysis.entropy_batch import Setup, Stage
     from rlvr_pl.policy import Policy
-    from rlvr_pl.sampling.base import Decoding
-    from rlvr_pl.types import Question, RolloutBatch
-
-    Tick = Callable[[int], None]
+    from rlvr_pl.types import RolloutBatch
 
 EPILOG = """\
 JSON keys: checkpoint, checkpoint_sha256, start, contexts, context_tokens, entropy (H), grad_norm (of H),
@@ -46,7 +43,6 @@ example: rlvr-pl entropy-grad --checkpoint embedded:start --questions embedded:t
              --question-offset 5064 --seed 1 --out batch2.json
          rlvr-pl entropy-grad --summarize batch1.json batch2.json"""
 
-WEIGHTINGS = {"seq": "ORL", "mask": "ORLMask", "seqmean": "ORLSeqmean"}
 _RECORD = "entropy-grad"
 
 
@@ -55,7 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--summarize", nargs="+", metavar="FILE", help="pool the batches of earlier --out files; nothing is measured")
     add("--checkpoint", default="embedded:start", help="policy to measure at (default: %(default)s)")
     add("--start", help="policy whose greedy responses are the contexts (default: the checkpoint)")
-    add("--contexts", default="embedded:drift", help="questions of the fixed contexts (default: %(default)s)")
+    add(
+        "--contexts",
+        default="embedded:drift",
+        help="their questions, or a drift_contexts.json of a run (default: %(default)s)",
+    )
     add("--questions", default="embedded:train", help="pool of the questions to sample (default: %(default)s)")
     add("--order", metavar="FILE", help="JSON list of uids that orders the pool")
     add("--question-offset", type=int, default=0, help="questions of the order to pass over (default: 0)")
@@ -109,23 +109,12 @@ def run(args: argparse.Namespace) -> Result:
 # ---- one batch -----------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Setup:
-    """What is measured: `batch` holds the rollouts that carry weight, `weights` their token weights by direction."""
-
-    policy: Policy
-    start: Policy
-    contexts: RolloutBatch
-    batch: RolloutBatch
-    advantage: list[float]
-    weights: dict[str, Tensor]
-
-
-def _measure(args: argparse.Namespace, stage: Callable[[str, int], Tick]) -> tuple[dict[str, Any], list[dict]]:
+def _measure(args: argparse.Namespace, stage: Stage) -> tuple[dict[str, Any], list[dict]]:
     """The figures of one batch, and a record of each of its measured rollouts."""
     from rlvr_pl.analysis import entropy_probe as probe
+    from rlvr_pl.analysis.entropy_batch import set_up
 
-    setup = _set_up(args, stage)
+    setup = set_up(args, stage)
     batch, truncated, tokens = setup.batch, setup.batch.truncated.tolist(), args.micro_batch_tokens
     wide = probe.widened(setup.policy)
     h, gradient = probe.entropy_gradient(wide, setup.contexts, tokens)
@@ -178,29 +167,6 @@ def _measure(args: argparse.Namespace, stage: Callable[[str, int], Tick]) -> tup
     return data, _records(setup, slopes, dict(zip(setup.weights, parts)))
 
 
-def _set_up(args: argparse.Namespace, stage: Callable[[str, int], Tick]) -> Setup:
-    import torch
-
-    from rlvr_pl.policy import load_policy
-
-    named = [*WEIGHTINGS.items(), *((text, text) for text in args.objective)]
-    objectives = {name: _objective(text) for name, text in named}
-    policy = load_policy(args.checkpoint, device=args.device, untie_embeddings=args.untie_embeddings)
-    start = policy if args.start is None else load_policy(args.start, device=args.device)
-    batch = _sampled_batch(policy, args, stage)
-    contexts = _contexts(start, args, stage)
-    weights = {
-        name: _token_weights(name, objective, batch, policy, start, args) for name, objective in objectives.items()
-    }
-    if not weights["seq"].any():
-        raise UserError("every group is uniform, so that no rollout has an advantage: sample more or other questions")
-    carry = torch.stack([w.ne(0).any(1) for w in weights.values()]).any(0).nonzero()[:, 0]
-    advantage = objectives["seq"].advantage(batch)[carry].tolist()  # type: ignore[attr-defined]
-    batch = batch.select(carry)
-    width = batch.mask.shape[1]
-    return Setup(policy, start, contexts, batch, advantage, {n: w[carry, :width].cpu() for n, w in weights.items()})
-
-
 def _direction(
     wide: Policy,
     steps: Any,
@@ -245,119 +211,6 @@ def _records(setup: Setup, slopes: list[float], parts: dict[str, list[float]]) -
         }
         for i in range(len(batch))
     ]
-
-
-# ---- sampling ------------------------------------------------------------------------------------------------------
-
-
-def _sampled_batch(policy: Policy, args: argparse.Namespace, stage: Callable[[str, int], Tick]) -> RolloutBatch:
-    """The graded rollouts of the chosen questions."""
-    from rlvr_pl.data.pools import load_questions
-    from rlvr_pl.data.schedule import QuestionSchedule
-    from rlvr_pl.grading import GradeRequest, named_grader
-    from rlvr_pl.sampling.base import Decoding
-    from rlvr_pl.types import Rollout, StopReason, build_batch
-
-    pool = load_questions(args.questions)
-    ordered = QuestionSchedule(pool, 1, order=args.order or [q.uid for q in pool]).questions
-    chosen = ordered[args.question_offset : args.question_offset + args.n_questions]
-    if len(chosen) < args.n_questions:
-        last = args.question_offset + args.n_questions
-        raise UserError(f"--question-offset and --n-questions reach {last}; the order has {len(ordered)} questions")
-    decoding = Decoding(args.temperature, args.top_p, args.max_new_tokens or policy.default_max_new_tokens)
-    asked = [q for q in chosen for _ in range(args.k)]
-    keys = [("entropy-grad", args.seed, q.uid, i % args.k) for i, q in enumerate(asked)]
-    completions = _complete(policy, asked, keys, decoding, stage("rollouts", len(asked)))
-    texts = [policy.decode(c.token_ids) for c in completions]
-    requests = [
-        GradeRequest(text, q, policy.template.render(q), c.token_ids, c.stop_reason is StopReason.LENGTH)
-        for text, q, c in zip(texts, asked, completions)
-    ]
-    grader = named_grader(args.grader)
-    try:
-        grades = grader.grade(requests, require_box=True)
-    finally:
-        grader.close()
-    rollouts = [
-        Rollout(q.uid, i % args.k, policy.prompt_ids(q), c, text, g)
-        for i, (q, c, text, g) in enumerate(zip(asked, completions, texts, grades))
-    ]
-    return build_batch(rollouts, args.k, seed=args.seed, cap=decoding.max_new_tokens)
-
-
-def _contexts(start: Policy, args: argparse.Namespace, stage: Callable[[str, int], Tick]) -> RolloutBatch:
-    """The start policy's greedy responses to the context questions."""
-    from rlvr_pl.data.pools import load_questions
-    from rlvr_pl.sampling.base import Decoding
-    from rlvr_pl.types import Grade, GradeStatus, Rollout, build_batch
-
-    questions = load_questions(args.contexts)
-    decoding = Decoding(0.0, 1.0, args.max_new_tokens or start.default_max_new_tokens)
-    completions = _complete(start, questions, [()] * len(questions), decoding, stage("contexts", len(questions)))
-    ungraded = Grade(GradeStatus.ERROR, float("nan"))
-    rollouts = [Rollout(q.uid, 0, start.prompt_ids(q), c, "", ungraded) for q, c in zip(questions, completions)]
-    return build_batch(rollouts, 1)
-
-
-def _complete(
-    policy: Policy, questions: Sequence[Question], keys: Sequence[Any], decoding: Decoding, tick: Tick
-) -> Any:
-    from rlvr_pl.sampling.base import SampleRequest
-    from rlvr_pl.sampling.torch import TorchSampler
-
-    sampler = TorchSampler()
-    sampler.sync(policy)
-    try:
-        requests = [SampleRequest(policy.prompt_ids(q), key) for q, key in zip(questions, keys)]
-        return sampler.generate(requests, decoding, tick)
-    finally:
-        sampler.close()
-
-
-# ---- objectives ----------------------------------------------------------------------------------------------------
-
-
-def _objective(text: str) -> Objective:
-    """The objective that `--objective` names."""
-    from jsonargparse import ArgumentError, ArgumentParser
-
-    from rlvr_pl.objectives import Objective
-
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(Objective, "objective")
-    try:
-        settings = parser.parse_args([f"--objective={text}"])
-        # jsonargparse 4.49 gave it a new name
-        return getattr(parser, "instantiate", parser.instantiate_classes)(settings)["objective"]
-    except (ArgumentError, ValueError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"--objective {text}: {reason}; see `rlvr-pl objectives`") from None
-
-
-def _token_weights(
-    name: str, objective: Objective, batch: RolloutBatch, policy: Policy, start: Policy, args: argparse.Namespace
-) -> Tensor:
-    """[N, T] the objective's token weights on the complete batch, with what it needs computed beforehand."""
-    from rlvr_pl.objectives.base import check_weights
-    from rlvr_pl.update import measured
-
-    needs, size = objective.needs, args.micro_batch_tokens
-    if not objective.samples or objective.requests(batch):
-        raise UserError(
-            f"--objective {name}: needs stored solutions or fresh continuations, which are not sampled here"
-        )
-    with_entropy = "entropy" in needs
-    if needs & {"old_logprobs", "entropy"}:
-        old, entropy = measured(policy, batch, max_tokens=size, temperature=1.0, with_entropy=with_entropy)
-        batch = batch.replace(old_logprobs=old, entropy=entropy)
-    if "start_logprobs" in needs:
-        batch = batch.replace(start_logprobs=measured(start, batch, max_tokens=size, temperature=1.0)[0])
-    if "sampling_entropy" in needs:
-        _, entropy = measured(policy, batch, max_tokens=size, temperature=args.temperature, with_entropy=True)
-        batch = batch.replace(sampling_entropy=entropy)
-    weights = objective.token_weights(batch.replace(extras=objective.prepare(batch)))
-    check_weights(objective, weights, batch)
-    return weights.double()
 
 
 # ---- pooling -------------------------------------------------------------------------------------------------------
@@ -456,14 +309,14 @@ def _check(args: argparse.Namespace) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str, int], Tick]]:
+def _progress() -> Iterator[Stage]:
     """Bars with ETA on stderr: ``stage(name, total)`` begins one and gives a function that is told how much is done."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=progress_console(), transient=True) as bar:
 
-        def stage(name: str, total: int) -> Tick:
+        def stage(name: str, total: int) -> Callable[[int], None]:
             task = bar.add_task(name, total=total)
             return lambda done: bar.update(task, completed=done)
 
