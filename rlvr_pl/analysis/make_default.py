@@ -60,7 +60,7 @@ def make_default(out: Path, stages: tuple[Stage, ...] | None = None, updates: in
     with _one_thread():
         with _progress("imitation", sum(stage.steps for stage in stages)) as tick:
             make_base(stages, progress=tick).save(out / "base", overwrite=True)
-        _reinforce(out / "base", out / "start", updates)
+        reinforce(out / "base", out / "start", updates)
     files = {str(p.relative_to(out)): sha256_file(p) for name in POLICIES for p in sorted((out / name).iterdir())}
     atomic_write_text(out / MANIFEST, json.dumps({"task": task_sha256(), "files": files}, indent=2) + "\n")
     return files
@@ -72,7 +72,7 @@ def task_sha256() -> str:
     return hashlib.sha256(json.dumps([walk.VOCABULARY, questions]).encode()).hexdigest()
 
 
-def _reinforce(base: Path, start: Path, updates: int) -> None:
+def reinforce(base: Path, start: Path, updates: int) -> None:
     """The quickstart run without its validations; its last policy becomes `start`."""
     from rlvr_pl.configs import find_config
     from rlvr_pl.fit import fit
