@@ -115,8 +115,8 @@ class Policy:
         if folder.exists() and not overwrite:
             raise UserError(f"{folder}: exists; choose another folder or allow overwriting")
         folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = folder.parent / f".{folder.name}.partial-{os.getpid()}"
-        shutil.rmtree(partial, ignore_errors=True)
+        partial = folder.parent / f".{folder.name}.partial"
+        shutil.rmtree(partial, ignore_errors=True)  # what a killed process may have left
         try:
             with quiet_transformers():
                 self.model.save_pretrained(partial)
@@ -371,9 +371,10 @@ def _sync(folder: Path) -> None:
 
 
 def _swap(partial: Path, folder: Path) -> None:
-    """Put `partial` in the place of `folder`; the old folder is whole under its name until the very last moment."""
-    old = folder.parent / f".{folder.name}.old-{os.getpid()}"
+    """Put `partial` in the place of `folder`. Only between two renames is neither there; then `.NAME.old` is whole."""
+    old = folder.parent / f".{folder.name}.old"
     if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
     partial.rename(folder)
     shutil.rmtree(old, ignore_errors=True)

@@ -27,7 +27,7 @@ SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv")
 Rows = Iterator[tuple[str, dict[str, Any]]]
 """Rows with the place they come from: "file:line" where there are lines, else "file: row N"."""
 
-_HUB_NAME = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(:(?P<config>[\w.-]+))?(:(?P<split>[\w.\-\[\]:%+]+))?")
+_HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(:(?P<config>[\w.-]+))?(:(?P<split>[\w.\-\[\]:%+]+))?")
 _LEVEL = re.compile(r"\s*(?:level\s*)?(\d{1,3}|\?)\s*", re.IGNORECASE)
 
 
@@ -43,7 +43,7 @@ def load_questions(
     Args:
         name: ``embedded:train``, ``embedded:val350``, ``embedded:drift``, ``arithmetic:train``, ``arithmetic:val``; a
             JSON Lines, JSON (list of objects), Parquet or CSV file; a folder that `datasets` saved; or a data set on
-            the Hugging Face hub as ``NAME``, ``NAME:CONFIG`` or ``NAME:CONFIG:SPLIT``.
+            the Hugging Face hub as ``OWNER/NAME``, ``OWNER/NAME:CONFIG`` or ``OWNER/NAME:CONFIG:SPLIT``.
         columns: our field -> column of the file, for the fields whose column has another name.
         split: split of a folder or hub data set.
         drop_empty_gold: leave out questions whose answer is empty, instead of refusing the set.
@@ -136,7 +136,7 @@ def _rows(name: str, split: str) -> Rows:
         return reader(path)
     hub = _HUB_NAME.fullmatch(name)
     if hub is None:
-        raise UserError(f"{name}: no such file, and not the name of a data set")
+        raise UserError(f"{name}: no such file (a data set on the hub is OWNER/NAME)")
     return _data_set(lambda: _open_hub(hub["name"], hub["config"], hub["split"] or split), name)
 
 

@@ -212,8 +212,8 @@ def test_a_torn_parquet_file_is_refused(tmp_path):
 
 def test_paths_that_are_no_files(tmp_path):
     assert "No such file" in message(tmp_path / "absent.jsonl")
-    assert "no such file, and not the name of a data set" in message("no/such/thing")
-    assert "no such file, and not the name of a data set" in message("")
+    for name in ("no/such/thing", "trian", ""):
+        assert "no such file (a data set on the hub is OWNER/NAME)" in message(name)
     (tmp_path / "q.txt").touch()
     assert "ending must be one of" in message(tmp_path / "q.txt")
     (tmp_path / "loop.jsonl").symlink_to(tmp_path / "loop.jsonl")
