@@ -246,7 +246,7 @@ class ForkCredit(Objective):
     def _scopes(self, batch: RolloutBatch, forks: Sequence[Fork]) -> dict[str | None, list[int]]:
         """Indices of the forks that are transformed together."""
         if self.scope == "batch":
-            return {None: list(range(len(forks)))}
+            return {None: list(range(len(forks)))} if forks else {}
         names = _group_names(batch)
         scopes: dict[str | None, list[int]] = defaultdict(list)
         for i, fork in enumerate(forks):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -93,3 +96,14 @@ def test_every_class_states_its_equation_and_its_edge_cases() -> None:
         told = " ".join(" ".join(docs).split())
         for word in ("uniform", "of one", "truncated", "empty completion", "Departs from supplied"):
             assert word in told, (cls, word)
+
+
+def test_the_example_of_the_docs_is_complete_and_right(batch, tmp_path, monkeypatch) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "objectives.md").read_text()
+    (source,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "my_file.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    objective = importlib.import_module("my_file").LeaveOneOut(scale=2.0)
+    weights = objective.token_weights(batch)
+    check_weights(objective, weights, batch)
+    assert torch.equal(weights, 2 * RLOO().token_weights(batch))
