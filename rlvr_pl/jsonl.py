@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -91,10 +91,12 @@ def read_records(
     optional: Mapping[str, Kind] | None = None,
     unique: tuple[str, ...] = (),
     lone_surrogates: bool = False,
+    keep: Collection[str] | None = None,
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
     """`read_jsonl` for a file whose first row may be a header ``{"record": record, ...}``: ``(header or None, rows)``.
 
-    A header of another kind of record is a UserError. With `record` None no header is looked for.
+    A header of another kind of record is a UserError. With `record` None no header is looked for. `keep` names the
+    fields to keep of each row, where texts and token ids would fill the memory; None keeps all.
     """
     header = None
     rows: list[dict[str, Any]] = []
@@ -106,7 +108,7 @@ def read_records(
             header = row
             continue
         check(number, row)
-        rows.append(row)
+        rows.append(row if keep is None else {name: row[name] for name in keep if name in row})
     if not rows:
         raise UserError(f"{path}: the file has no rows")
     return header, rows

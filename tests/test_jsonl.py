@@ -73,6 +73,11 @@ def test_over_long_line_is_refused_without_reading_it_whole(tmp_path: Path, monk
         read_jsonl(path)
 
 
+def test_only_some_fields_can_be_kept(tmp_path: Path) -> None:
+    path = write(tmp_path, b'{"uid": "a", "text": "long"}\n{"uid": "b", "correct": true}\n')
+    assert read_records(path, None, keep=("uid", "correct"))[1] == [{"uid": "a"}, {"uid": "b", "correct": True}]
+
+
 def test_paths_that_are_no_files(tmp_path: Path) -> None:
     loop = tmp_path / "loop.jsonl"
     loop.symlink_to(loop)

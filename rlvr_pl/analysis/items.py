@@ -203,7 +203,8 @@ def as_user_error(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def _read(
     path: str | Path, record: str, required: dict[str, Kind], unique: tuple[str, ...]
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    return read_records(path, record, required=required, optional=_OPTIONAL, unique=unique)
+    keep = {*required, "sample", *_OPTIONAL}
+    return read_records(path, record, required=required, optional=_OPTIONAL, unique=unique, keep=keep)
 
 
 def _merge(columns: dict[str, list[Any]], rows: list[dict[str, Any]], path: str | Path) -> None:
