@@ -69,13 +69,11 @@ def convert(path: Path, dtype: str, tokenizer_folder: Path | None = None) -> Pol
 
     source: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     with quiet_transformers(), readable(f"{path}: cannot be converted"):
-        cut, tokens = _vocabulary(path)
         if tokenizer_folder is not None:
             tokenizer = load_tokenizer(tokenizer_folder)
-        elif cut is None or cut in CUTS:
-            tokenizer = _tidied(AutoTokenizer.from_pretrained(**source), cut, tokens)
         else:
-            raise UserError(f"{path}: unknown rule of cutting text {cut!r}; pass the model's own --tokenizer DIR")
+            cut, tokens = _vocabulary(path)
+            tokenizer = _tidied(AutoTokenizer.from_pretrained(**source), cut, tokens)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             **source,
             dtype=torch.float32,
@@ -112,7 +110,10 @@ def _vocabulary(path: Path) -> tuple[str | None, int]:
         raise UserError(f"{path}: holds no vocabulary; pass the model's own --tokenizer DIR")
     if model.contents() != "gpt2":
         return None, len(tokens.data)
-    return "default" if cut is None else str(cut.contents()), len(tokens.data)
+    name = "default" if cut is None else str(cut.contents())
+    if name not in CUTS:
+        raise UserError(f"{path}: unknown rule of cutting text {name!r}; pass the model's own --tokenizer DIR")
+    return name, len(tokens.data)
 
 
 def _tidied(tokenizer: Any, cut: str | None, tokens: int) -> Any:
