@@ -223,8 +223,8 @@ def _is_zero(x: Any, point: dict[Any, Any] | None = None) -> bool:
     if max(high, -low) <= _MAX_DIGITS:
         value = abs(x.evalf(5, subs=point, maxn=_DIGITS + high - low))
         return _is_below(value, low - _DIGITS // 2)
-    named = _name_the_huge(x)
-    if named != x and all(_is_zero(named, point | _point(named, at)) for at in _POSITIVE):
+    named = _name_the_huge(x, point)
+    if named != x and all(_is_zero(named, _point(named, at) | point) for at in _POSITIVE):
         return True
     return _is_below(abs(x.evalf(5, subs=point)), -_DIGITS // 2) and sympy.simplify(x) == 0
 
@@ -246,13 +246,13 @@ def _magnitude(x: Any, point: dict[Any, Any]) -> int:
     return (exponent + mantissa.bit_length()) * 30103 // 100000  # log10(2); the exponent may be beyond any float
 
 
-def _name_the_huge(x: Any) -> Any:
-    """`x` with each subexpression of endless size replaced by a symbol of its own."""
+def _name_the_huge(x: Any, point: dict[Any, Any]) -> Any:
+    """`x` with each subexpression whose size at the point is out of bounds replaced by a symbol of its own."""
     names: dict[Any, Any] = {}
 
     def is_huge(e: Any) -> bool:
-        fixed = isinstance(e, sympy.Expr) and not (e.free_symbols or _is_sum(e))
-        return fixed and abs(_magnitude(e, {})) > _MAX_DIGITS
+        fixed = isinstance(e, sympy.Expr) and e.free_symbols <= point.keys() and not _is_sum(e)
+        return fixed and abs(_magnitude(e, point)) > _MAX_DIGITS
 
     def name(e: Any) -> Any:
         return names.setdefault(e, sympy.Symbol(f"huge{len(names)}"))

@@ -21,10 +21,10 @@ from rlvr_pl.types import Grade, GradeStatus
 class FunctionGrader(Grader):
     """Rewards from ``function(completions=..., prompts=..., completion_ids=..., <column>=..., ...)``.
 
-    Each argument is a list with one entry a completion: texts, prompt texts, token ids, and the columns of the
-    questions (``uid``, ``problem``, ``answer``, ``subject``, ``level`` and whatever the data holds). A function that
-    takes no ``**kwargs`` is given the arguments that it names. It returns one number a completion; None marks a
-    completion as not scorable (reward NaN). It may be async.
+    Each argument is a list with one entry a completion: texts, prompt texts, token ids, whether each was ``truncated``
+    by the length cap, and the columns of the questions (``uid``, ``problem``, ``answer``, ``subject``, ``level`` and
+    whatever the data holds). A function that takes no ``**kwargs`` is given the arguments that it names. It returns one
+    number a completion; None marks a completion as not scorable (reward NaN). It may be async.
 
     Raises UserError, with the function's name, for a path that cannot be loaded, an exception in the function, and
     anything but one finite number (or None) a completion.
@@ -127,6 +127,7 @@ def _arguments(requests: Sequence[GradeRequest]) -> dict[str, list[Any]]:
         "completions": [r.response for r in requests],
         "prompts": [r.prompt for r in requests],
         "completion_ids": [list(r.token_ids) for r in requests],
+        "truncated": [r.truncated for r in requests],
     }
 
 

@@ -45,7 +45,7 @@ _PLAIN_UNIT = re.compile(
     r"(?:\s*\^\s*(?:\d|\{\s*\d\s*\}))?$"
 )
 _NOT_UNITS = re.compile(r"\b(?:and|or|not|if|for|where|when|mod|is|even|odd|sin|cos|tan|log|exp|sqrt|inf|infinity)\b")
-_LABEL = re.compile(r"[A-Za-z](?:_(?:\w|\{\w+\}))?\s*=\s*")
+_LABEL = re.compile(r"^[A-Za-z](?:_(?:\w|\{\w+\}))?\s*=\s*")
 
 _NOT_CHAIN = re.compile(rf"[,;<>!&]|\\b(?:and|or)\\b|{_WRAPPER}")
 _DECIMAL = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,12})?")
@@ -67,7 +67,7 @@ def compare(answer: str, gold: str) -> bool | list[tuple[str, str]]:
     a, b = normalize(answer), normalize(gold)
     if not a or not b:
         return False
-    if a == b:
+    if _tight(a) == _tight(b):
         return True
     verdict = _as_words(a, b)
     if verdict is not None:
@@ -139,6 +139,11 @@ def same_number(x: Decimal | Fraction, y: Decimal | Fraction) -> bool:
     return error == 0 or (10 <= len(digits) <= 17 and error < Fraction(10) ** exponent)
 
 
+def _tight(text: str) -> str:
+    """The text without spaces; one between two digits, as in 3 1/2, stays."""
+    return re.sub(r"(?<!\d) | (?!\d)", "", text)
+
+
 def _bare(text: str) -> tuple[str, bool]:
     """The text without percent sign, unit and, before a plain number, label; and whether there was a percent sign."""
     without = _PERCENT.sub("", text)
@@ -174,9 +179,11 @@ def _based(text: str) -> tuple[str, str] | None:
 
 
 def _as_numbers(a: str, b: str) -> bool | None:
-    """The verdict on two plain numbers or two unordered lists of them; None when either holds anything else."""
+    """The verdict on equal texts, two plain numbers or two unordered lists of them; None on anything else."""
     if ("=" in a) != ("=" in b):
         a, b = _LABEL.sub("", a, count=1), _LABEL.sub("", b, count=1)
+    if _tight(a) == _tight(b):
+        return True
     x, y = number(a), number(b)
     if x is not None and y is not None:
         return same_number(x, y)

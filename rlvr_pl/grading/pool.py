@@ -8,6 +8,7 @@ threads, locks or GPU contexts it holds.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -51,7 +52,7 @@ class WorkerPool:
 
     def __init__(self, module: str, count: int, cpu_limit: float, memory_limit_mb: int) -> None:
         self._args = (module, count, cpu_limit, memory_limit_mb)
-        self.count = count
+        self._owner = os.getpid()
         self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
         for _ in range(count):
             self._idle.put(_Worker(module, cpu_limit, memory_limit_mb))
@@ -60,10 +61,15 @@ class WorkerPool:
         return type(self), self._args
 
     def map(self, jobs: Sequence[Any]) -> list[Reply]:
-        """One reply per job, in order; at most `count` jobs run at a time."""
+        """One reply per job, in order; at most `count` jobs run at a time.
+
+        Raises RuntimeError when a worker cannot be started.
+        """
+        if self._owner != os.getpid():
+            self.__init__(*self._args)  # this is a fork's copy: the workers are the parent's
         if len(jobs) == 1:
             return [self._run(jobs[0])]
-        with ThreadPoolExecutor(min(self.count, max(1, len(jobs)))) as threads:
+        with ThreadPoolExecutor(min(self._args[1], max(1, len(jobs)))) as threads:
             return list(threads.map(self._run, jobs))
 
     def close(self) -> None:
@@ -91,82 +97,92 @@ class _Worker:
         self._cpu_limit = cpu_limit
         self._wall_limit = _WALL_FACTOR * cpu_limit + _WALL_EXTRA
         self._process: subprocess.Popen[bytes] | None = None
-        self._owner = 0
         self._end: weakref.finalize | None = None
 
     def run(self, job: Any) -> Reply:
-        try:
-            process = self._started()
-            line = self._ask(process, json.dumps(job).encode() + b"\n", self._wall_limit)
-        except TimeoutError:
-            self.stop()
-            return Reply("timeout", None, self._cpu_limit)
-        except (OSError, EOFError):
-            return self._post_mortem()
-        status, value, seconds = json.loads(line)
-        if status != "ok":
-            self.stop()  # after running out of memory or stack, a fresh process is safer
-        return Reply(status, value, seconds)
+        """The reply to a job. A worker that something else killed (the kernel, short of memory) gets a second try."""
+        reply, code = self._attempt(job)
+        return self._attempt(job)[0] if code == -signal.SIGKILL else reply
 
     def stop(self) -> None:
         if self._end is not None:
             self._end()
         self._process = self._end = None
 
-    def _post_mortem(self) -> Reply:
-        """The process closed its pipe: it ran out of CPU time (SIGPROF), or it crashed."""
-        process, self._process = self._process, None
+    def _attempt(self, job: Any) -> tuple[Reply, int | None]:
+        """The reply, and the exit status of the process if it died of the job."""
+        process = self._started()
         try:
-            code = process.wait(timeout=10) if process is not None else None
-        except subprocess.TimeoutExpired:
-            code = None
-        if self._end is not None:
-            self._end()
-        if code in (-signal.SIGPROF, -signal.SIGXCPU):
-            return Reply("timeout", None, self._cpu_limit)
-        return Reply("error", f"the worker process ended with status {code}", 0.0)
+            self._write(process, json.dumps(job).encode() + b"\n")
+            status, value, seconds = json.loads(self._read(process, self._wall_limit))
+        except TimeoutError:
+            self.stop()
+            return Reply("timeout", None, self._cpu_limit), None
+        except (OSError, EOFError):
+            code = self._exit_status(process)
+            if code == -signal.SIGPROF:
+                return Reply("timeout", None, self._cpu_limit), code
+            return Reply("error", f"the worker ended with status {code}", 0.0), code
+        if status != "ok":
+            self.stop()  # after running out of memory or stack, a fresh process is safer
+        return Reply(status, value, seconds), None
+
+    def _exit_status(self, process: subprocess.Popen[bytes]) -> int | None:
+        """Of a process that closed its pipes."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=10)
+        self.stop()
+        return process.returncode
 
     def _started(self) -> subprocess.Popen[bytes]:
-        if self._process is not None and self._owner == os.getpid():
+        if self._process is not None and self._process.poll() is None:
             return self._process
+        self.stop()
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
         process = subprocess.Popen(
             [sys.executable, "-m", "rlvr_pl.grading.worker", *map(str, self._args)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=environment,
+            env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
             bufsize=0,
             start_new_session=True,  # Ctrl-C in the terminal is for the trainer
         )
-        self._process, self._owner = process, os.getpid()
+        self._process = process
         self._end = weakref.finalize(self, _kill, process, os.getpid())
-        if self._read(process, _START_SECONDS) != b'"ready"':
-            raise EOFError
+        try:
+            greeting = json.loads(self._read(process, _START_SECONDS))
+        except TimeoutError:
+            greeting = f"it was not ready after {_START_SECONDS:.0f} s"
+        except EOFError:
+            greeting = f"it ended with status {self._exit_status(process)}"
+        if greeting != "ready":
+            self.stop()
+            raise RuntimeError(f"a grading worker ({self._args[0]}) did not start: {greeting}")
         return process
 
-    def _ask(self, process: subprocess.Popen[bytes], request: bytes, wall_limit: float) -> bytes:
+    @staticmethod
+    def _write(process: subprocess.Popen[bytes], request: bytes) -> None:
         assert process.stdin is not None
-        view = memoryview(request)
-        while view:
-            view = view[process.stdin.write(view) :]
-        return self._read(process, wall_limit)
+        rest = memoryview(request)
+        while rest:
+            rest = rest[process.stdin.write(rest) :]
 
-    def _read(self, process: subprocess.Popen[bytes], wall_limit: float) -> bytes:
+    @staticmethod
+    def _read(process: subprocess.Popen[bytes], wall_limit: float) -> bytes:
         assert process.stdout is not None
         deadline = time.monotonic() + wall_limit
-        parts: list[bytes] = []
-        while not (parts and parts[-1].endswith(b"\n")):
-            ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
+        poll = select.poll()
+        poll.register(process.stdout, select.POLLIN)
+        parts = [b""]
+        while not parts[-1].endswith(b"\n"):
+            if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
                 raise TimeoutError
-            part = os.read(process.stdout.fileno(), 65536)
-            if not part:
+            parts.append(os.read(process.stdout.fileno(), 65536))
+            if not parts[-1]:
                 raise EOFError
-            parts.append(part)
-        return b"".join(parts).strip()
+        return b"".join(parts)
 
 
 def _kill(process: subprocess.Popen[bytes], owner: int) -> None:
