@@ -21,7 +21,7 @@ import torch
 
 from rlvr_pl.analysis.objectives import objective_classes
 from rlvr_pl.errors import UserError
-from rlvr_pl.objectives import GRPO, Objective
+from rlvr_pl.objectives import GRPO, ForkCredit, Objective
 from rlvr_pl.types import Branch, RolloutBatch, Totals
 
 GROUP = 8
@@ -102,8 +102,8 @@ def main() -> None:
     except UserError as error:
         print(f"the update was not measured: {error}", file=sys.stderr)
         update = None
-    cases = {cls.__name__: cls() for cls in objective_classes()}
-    cases["ForkCredit (branch)"] = type(cases["ForkCredit"])(source="branch")
+    cases: dict[str, Objective] = {cls.__name__: cls() for cls in objective_classes()}
+    cases["ForkCredit (branch)"] = ForkCredit(source="branch")
     seconds = {
         name: cpu_seconds(lambda objective=objective: weigh(objective, batch)) for name, objective in cases.items()
     }

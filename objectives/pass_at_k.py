@@ -18,8 +18,8 @@ class PassAtK(PolicyGradient):
 
     Pass@k training by its closed form (arXiv:2508.10751); see `rlvr_pl.core.advantage.pass_at_k_advantage`. A reward
     above 1/2 is a success. A group that is all wrong, or has too few wrong ones to fail k times: weights exactly 0. A
-    group of one, or smaller than k: ValueError. An all-truncated batch: as any other, or 0 under `mask_truncated`. An empty
-    completion: no weights, but its reward counts. Departs from supplied: groups with many successes weigh less.
+    group of one, or smaller than k: ValueError. An all-truncated batch: as any other, or 0 under `mask_truncated`. An
+    empty completion: no weights, but its reward counts. Departs from supplied: groups with many successes weigh less.
 
     Args:
         k: size of the subsets, from 1 (then A = (r - mean)/sqrt(mean (1 - mean))) to the group size.

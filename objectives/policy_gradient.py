@@ -131,8 +131,8 @@ class PolicyGradient(Objective):
         """The bounded mismatch ratio, and the least entropy that is learned from, where they are in use."""
         result = {}
         if self.correction is not None:
-            rho = self.correction.rho(batch)
-            rho = rho.expand(batch.mask.shape)[batch.mask].double() if rho.shape[1] > 1 else rho.double()
+            counted = batch.mask if self.correction.level == "token" else batch.mask.any(1, keepdim=True)
+            rho = self.correction.rho(batch)[counted]
             if rho.numel():
                 result = {"mismatch/rho_min": rho.min(), "mismatch/rho_mean": rho.mean(), "mismatch/rho_max": rho.max()}
         if self.entropy_top < 1:
