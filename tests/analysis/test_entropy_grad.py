@@ -12,12 +12,21 @@ SMALL = ("entropy-grad", "--n-questions", 6, "--k", 4, "--max-new-tokens", 48)
 
 @pytest.fixture(scope="module")
 def batches(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two independent batches, the first with an objective of its own and AdamW steps."""
+    """Two independent batches: the first with an objective of its own and AdamW steps, the second with the same
+    contexts from a file."""
+    from rlvr_pl.callbacks.drift import make_contexts
     from rlvr_pl.cli import main
+    from rlvr_pl.data.pools import load_questions
+    from rlvr_pl.policy import load_policy
+    from rlvr_pl.sampling.base import Decoding
+    from rlvr_pl.sampling.torch import TorchSampler
 
     folder = tmp_path_factory.mktemp("egrad")
+    start, questions = load_policy("embedded:start"), load_questions("embedded:drift")
+    make_contexts(start, TorchSampler(), questions, Decoding(max_new_tokens=48)).save(folder / "contexts.json")
     extra = ["--adamw", "--objective", '{"class_path": "ForkCredit", "init_args": {"credit": "rankc"}}']
-    for i, words in enumerate((extra, ["--question-offset", "6", "--seed", "1"])):
+    second = ["--question-offset", "6", "--seed", "1", "--contexts", str(folder / "contexts.json")]
+    for i, words in enumerate((extra, second)):
         assert main([*map(str, SMALL), *words, "--out", str(folder / f"{i}.json"), "--json"]) == 0
     return [folder / "0.json", folder / "1.json"]
 
@@ -53,6 +62,7 @@ def test_pooling(batches: list[Path], command, refused) -> None:
     pooled = command("entropy-grad", "--summarize", *batches)["checkpoints"]
     assert len(pooled) == 1 and [b["file"] for b in pooled[0]["batches"]] == [str(b) for b in batches]
     both = [json.loads(b.read_text()) for b in batches]
+    assert both[0]["entropy"] == both[1]["entropy"]  # fixed contexts, sampled or read from a file
     for name, rate in pooled[0]["classes"].items():
         assert rate["rollouts"] == sum(b["classes"][name]["rollouts"] for b in both)
         parts = [b["classes"][name] for b in both if b["classes"][name]["rate"] is not None]
