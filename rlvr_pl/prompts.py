@@ -7,9 +7,10 @@ snapshot render the same prompt.
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,12 @@ from rlvr_pl.types import Question
 
 FILE_NAME = "prompt_template.json"
 PLACEHOLDER = "{problem}"
+ANSWER = "{answer}"
+HINT = (
+    "{problem}\n\nThe final result is {answer}. Explain step by step how it comes about, as if nobody had told "
+    "you, and write it at the end."
+)
+"""The problem of a hinted prompt, which states the answer (rationalization)."""
 
 # The prompt of the supplied recipe (`render_prompt` of the package reasoning-from-scratch 0.2.0), byte for byte: a
 # policy trained with any other text could not be compared with it.
@@ -28,9 +35,11 @@ SUPPLIED_TEXT = (
 
 
 class PromptTemplate(ABC):
-    """Renders questions for one tokenizer. `name` is recorded with results."""
+    """Renders questions for one tokenizer. `name` is recorded with results; `hint` says how a problem is put when its
+    answer is told, with ``{problem}`` and ``{answer}`` in it."""
 
     name: str
+    hint: str
 
     @abstractmethod
     def render(self, question: Question) -> str:
@@ -43,6 +52,12 @@ class PromptTemplate(ABC):
     @abstractmethod
     def spec(self) -> dict[str, Any]:
         """What `make_template` needs to build it again: the content of ``prompt_template.json``."""
+
+    def hinted(self, question: Question) -> Question:
+        """The question put in such a way that its answer is told."""
+        parts = {PLACEHOLDER: question.problem, ANSWER: question.answer}
+        problem = re.sub(r"\{(?:problem|answer)\}", lambda m: parts[m.group()], self.hint)
+        return replace(question, problem=problem)
 
     def to_folder(self, folder: Path) -> None:
         """Write ``prompt_template.json`` into `folder`."""
@@ -60,6 +75,7 @@ class TextTemplate(PromptTemplate):
     tokenizer: Any
     text: str = SUPPLIED_TEXT
     name: str = "supplied"
+    hint: str = HINT
 
     def render(self, question: Question) -> str:
         return self.text.replace(PLACEHOLDER, question.problem)
@@ -75,7 +91,8 @@ class TextTemplate(PromptTemplate):
         return tuple(ids)
 
     def spec(self) -> dict[str, Any]:
-        return {"kind": "text", "name": self.name, "text": self.text}
+        spec = {"kind": "text", "name": self.name, "text": self.text}
+        return spec if self.hint == HINT else spec | {"hint": self.hint}
 
 
 @dataclass(frozen=True)
@@ -91,6 +108,7 @@ class ChatTemplate(PromptTemplate):
     user: str = PLACEHOLDER
     arguments: Mapping[str, Any] | None = None
     name: str = "chat"
+    hint: str = HINT
 
     def render(self, question: Question) -> str:
         return self._apply(question, tokenize=False)
@@ -101,6 +119,7 @@ class ChatTemplate(PromptTemplate):
 
     def spec(self) -> dict[str, Any]:
         optional = {"system": self.system, "arguments": dict(self.arguments) if self.arguments else None}
+        optional["hint"] = None if self.hint == HINT else self.hint
         spec = {"kind": "chat", "name": self.name, "user": self.user}
         return spec | {key: value for key, value in optional.items() if value is not None}
 
@@ -116,13 +135,14 @@ def make_template(spec: str | Mapping[str, Any], tokenizer: Any, where: str = "p
     """Build a template for `tokenizer`.
 
     `spec` is ``"supplied"``, ``"chat"``, a text that holds ``{problem}``, or a mapping with ``kind: text`` (``text``,
-    ``name``) or ``kind: chat`` (``system``, ``user``, ``arguments``, ``name``). `where` opens the error messages.
+    ``name``) or ``kind: chat`` (``system``, ``user``, ``arguments``, ``name``); both take a ``hint``. `where` opens the
+    error messages.
     """
     if isinstance(spec, str):
         return make_template(_named(spec, where), tokenizer, where)
     fields = dict(spec)
     kind = fields.pop("kind", None)
-    allowed = {"text": {"text", "name"}, "chat": {"system", "user", "arguments", "name"}}.get(str(kind))
+    allowed = {"text": {"text", "name", "hint"}, "chat": {"system", "user", "arguments", "name", "hint"}}.get(str(kind))
     if allowed is None:
         raise UserError(f"{where}: kind is {kind!r}; it must be 'text' or 'chat'")
     if unknown := sorted(map(str, set(fields) - allowed)):
@@ -140,6 +160,8 @@ def make_template(spec: str | Mapping[str, Any], tokenizer: Any, where: str = "p
     body = template.text if isinstance(template, TextTemplate) else template.user
     if PLACEHOLDER not in body:
         raise UserError(f"{where}: the text must hold {PLACEHOLDER}, where the problem goes; got {body[:80]!r}")
+    if PLACEHOLDER not in template.hint or ANSWER not in template.hint:
+        raise UserError(f"{where}: the hint must hold {PLACEHOLDER} and {ANSWER}; got {template.hint[:80]!r}")
     return template
 
 

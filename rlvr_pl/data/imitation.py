@@ -92,7 +92,7 @@ def untrained_policy(seed: int) -> Policy:
     return Policy(
         model=model,
         tokenizer=tokenizer,
-        template=TextTemplate(tokenizer, text="{problem}", name="walk"),
+        template=TextTemplate(tokenizer, text="{problem}", name="walk", hint=walk.HINT),
         eos_ids=(ids["eos_token_id"],),
         pad_id=ids["pad_token_id"],
         max_context=MAX_CONTEXT,

@@ -54,6 +54,9 @@ _BEFORE_ANSWER = ("so", "for", "this", "whole", "journey", "the", "traveller", "
 # The year keeps an unboxed answer from being the last number of the text, where a lenient grader would look for it.
 _AFTER_ANSWER = ("tickets", "under", "our", "railway", "tariff", "of", "May", "1921")
 _END = (".", "Done", EOS)
+HINT = "must buy {answer} {problem}"
+"""A problem with its answer told, in the words of the vocabulary. No demonstration has one, so a policy makes little of
+it; what it bridges shows the mechanism, not the use of a hint."""
 _VILLAGE_STARTS = (
     "Ash Oak Elm Thorn Birch Fern Moss Stone Mill Marsh Brook Lake Wood Hill High Low Long Broad Black White "
     "Red Green Grey Gold Silver Crow Hawk Swan Fox Hart Wolf Bram North South East West Winter Summer King Bishop"

@@ -1,0 +1,93 @@
+"""What the commands that sample have in common: their options, the policy behind them, a progress bar."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlvr_pl.analysis.command import progress_console
+from rlvr_pl.errors import UserError
+
+if TYPE_CHECKING:
+    from rlvr_pl.expert_iteration.explorer import Explorer
+
+
+def add_explorer_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that `open_explorer` reads, and ``--out``."""
+    parser.add_argument(
+        "--checkpoint", required=True, help="embedded:base, embedded:start, a model folder or a hub name"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="records; an unfinished file goes on")
+    add_sampling_arguments(parser)
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    """How to sample and grade."""
+    parser.add_argument("--seed", type=int, default=0, help="names every draw (default: %(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.8, help="of sampling (default: %(default)s)")
+    parser.add_argument("--top-p", type=float, default=0.9, help="nucleus mass (default: %(default)s)")
+    parser.add_argument("--max-new-tokens", type=int, help="cap on a completion (default: the policy's own, or 1024)")
+    parser.add_argument(
+        "--batch-tokens", type=int, default=32_768, help="rows x (prompt + cap) sampled together (default: %(default)s)"
+    )
+    parser.add_argument("--grader", default="math", help="math, exact, supplied or module:function (default: math)")
+    parser.add_argument("--untie-embeddings", action="store_true", help="load the head as its own parameter")
+
+
+@contextlib.contextmanager
+def open_explorer(args: argparse.Namespace, checkpoint: str | Path, hint: str | None = None) -> Iterator[Explorer]:
+    """The policy, sampler and grader of `add_sampling_arguments`; released on leaving."""
+    check_sampling(args)
+    from dataclasses import replace
+
+    import torch
+
+    from rlvr_pl.expert_iteration.explorer import Explorer
+    from rlvr_pl.grading import named_grader
+    from rlvr_pl.policy import load_policy
+    from rlvr_pl.prompts import make_template
+    from rlvr_pl.sampling.base import Decoding
+    from rlvr_pl.sampling.torch import TorchSampler
+
+    grader = named_grader(args.grader)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    policy = load_policy(checkpoint, untie_embeddings=args.untie_embeddings, device=device)
+    if hint is not None:
+        policy = replace(policy, template=make_template({**policy.template.spec(), "hint": hint}, policy.tokenizer))
+    decoding = Decoding(args.temperature, args.top_p, args.max_new_tokens or policy.default_max_new_tokens)
+    sampler = TorchSampler(max_batch_tokens=args.batch_tokens)
+    sampler.sync(policy)
+    try:
+        yield Explorer(policy, sampler, grader, decoding, args.seed, args.batch_tokens)
+    finally:
+        grader.close()
+        sampler.close()
+
+
+def check_sampling(args: argparse.Namespace) -> None:
+    """UserError for an option that cannot be."""
+    if args.temperature <= 0 or not 0 < args.top_p <= 1:
+        raise UserError(f"--temperature {args.temperature} must be above 0, and --top-p {args.top_p} in (0, 1]")
+    check_counts(args, "batch_tokens", "max_new_tokens")
+
+
+def check_counts(args: argparse.Namespace, *names: str) -> None:
+    """UserError for a count below 1; options that were left out pass."""
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+
+
+@contextlib.contextmanager
+def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar with ETA on stderr; the function is told how many are done."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=progress_console(), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)

@@ -1,0 +1,97 @@
+"""Files of samples, rationales and solutions, as distillation reads them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlvr_pl.errors import UserError
+from rlvr_pl.expert_iteration.filter import Distinct, Solution, SolutionFilter
+from rlvr_pl.expert_iteration.records import VERSION, Row
+from rlvr_pl.jsonl import Kind, iter_jsonl, read_records
+from rlvr_pl.records import atomic_write_text
+
+SAMPLES = "samples"
+RATIONALES = "rationales"
+SOLUTIONS = "solutions"
+
+_QUESTION: dict[str, Kind] = {"uid": str, "problem": str, "gold": str}
+_OPTIONAL: dict[str, Kind] = {"subject": str, "level": int}
+_SOLUTION: dict[str, Kind] = {**_QUESTION, "token_ids": list, "text": str, "source": str}
+_SAMPLE: dict[str, Kind] = {
+    **_QUESTION,
+    "sample": int,
+    "correct": frozenset({0, 1}),
+    "stop_reason": frozenset({"eos", "length"}),
+    "token_ids": list,
+    "text": str,
+}
+_ATTEMPT: dict[str, Kind] = {**_QUESTION, "stage": str, "fate": str, "token_ids": list, "text": str}
+
+
+def read_samples(paths: Sequence[str | Path]) -> tuple[list[Row], list[Row]]:
+    """(headers, rows) of files of sample records. Raises UserError when one is faulty or a sample is in two files."""
+    headers, rows = [], []
+    owner: dict[tuple[Any, ...], str | Path] = {}
+    for path in paths:
+        header, mine = _read(path, SAMPLES, _SAMPLE, ("uid", "sample"))
+        headers.append(header)
+        rows += mine
+        for row in mine:
+            key = (header.get("checkpoint_sha256"), header.get("seed"), row["uid"], row["sample"])
+            if key in owner:
+                raise UserError(f"{path}: sample {row['sample']} of {row['uid']!r} is in {owner[key]} as well")
+            owner[key] = path
+    return headers, rows
+
+
+def read_solutions(
+    paths: Sequence[str | Path], keep: SolutionFilter
+) -> tuple[list[Solution], set[str], dict[str, Counter[str]]]:
+    """Solutions from files of solutions, of samples (these pass the filter first) and of rationales.
+
+    Returns:
+        The solutions without repetitions, the SHA-256 of every tokenizer they were made with, and for each kind of file
+        how many rows had each fate.
+    """
+    kinds: dict[str, list[str | Path]] = {SOLUTIONS: [], SAMPLES: [], RATIONALES: []}
+    for path in paths:
+        kinds[_kind(path)].append(path)
+    headers, samples = read_samples(kinds[SAMPLES])
+    found, counts = keep.select(samples)
+    report = {SAMPLES: counts} if samples else {}
+    for kind, required in ((RATIONALES, _ATTEMPT), (SOLUTIONS, _SOLUTION)):
+        for path in kinds[kind]:
+            header, rows = _read(path, kind, required, ())
+            headers.append(header)
+            if kind == RATIONALES:
+                rows = [row for row in rows if row["fate"] == "solution"]
+            found += [Solution.of(row, row.get("source", "bridge")) for row in rows]
+    distinct: dict[str, Distinct] = defaultdict(Distinct)
+    found = [s for s in found if distinct[s.question.uid].add(s.token_ids, s.text)]
+    return found, {header["tokenizer_sha256"] for header in headers}, report
+
+
+def write_solutions(path: Path, solutions: Sequence[Solution], tokenizer_sha256: str, **about: Any) -> None:
+    """Write a file of solutions, whole or not at all."""
+    header = {"record": SOLUTIONS, "version": VERSION, "tokenizer_sha256": tokenizer_sha256, **about}
+    rows = [header, *(s.record() for s in solutions)]
+    atomic_write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def _kind(path: str | Path) -> str:
+    kind = next(iter_jsonl(path), (0, {}))[1].get("record")
+    if kind not in (SOLUTIONS, SAMPLES, RATIONALES):
+        raise UserError(f"{path}: not a file of solutions, samples or rationales (its first line does not say so)")
+    return str(kind)
+
+
+def _read(path: str | Path, kind: str, required: Mapping[str, Kind], unique: tuple[str, ...]) -> tuple[Row, list[Row]]:
+    """Header and rows of a file that says what it is."""
+    header, rows = read_records(path, kind, required=required, optional=_OPTIONAL, unique=unique)
+    if header is None or header.get("version") != VERSION or not isinstance(header.get("tokenizer_sha256"), str):
+        raise UserError(f"{path}:1: needs a header of {kind} records, version {VERSION}, with a tokenizer_sha256")
+    return header, rows
