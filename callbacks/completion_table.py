@@ -46,7 +46,7 @@ class CompletionTable(UpdateCallback):
         credit = report.weights.sum(1).tolist()
         table = Table(title=f"update {report.number}", title_justify="left", show_lines=True)
         table.add_column("question", ratio=1)
-        table.add_column("completion", ratio=1)
+        table.add_column("completion", ratio=3)
         table.add_column("reward", justify="right")
         table.add_column("credit", justify="right")
         table.add_column("answer / gold")

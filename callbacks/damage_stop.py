@@ -95,7 +95,8 @@ class DamageStop(UpdateCallback):
         """The rule as plain data: the criterion's fields; for other rules the class and its public attributes."""
         if type(self) is DamageStop:
             return asdict(self.criterion)
-        public = {k: v for k, v in vars(self).items() if not k.startswith("_") and k != "action"}
+        hidden = {"action", "log", "log_dict"}  # the last two are attached by Lightning
+        public = {k: v for k, v in vars(self).items() if not k.startswith("_") and k not in hidden}
         return {"class": type(self).__name__, **{k: asdict(v) if is_dataclass(v) else v for k, v in public.items()}}  # type: ignore[arg-type]
 
     @property
@@ -126,7 +127,7 @@ class DamageStop(UpdateCallback):
         if trainer.is_global_zero:
             if not known:
                 rule = self.rule
-                content = {"rule": rule, "canonical": canonical_json(rule), "sha256": self.sha256}
+                content = {"criterion": rule, "canonical": canonical_json(rule), "sha256": self.sha256}
                 folder.write_json(self._file("criterion"), content)
             if self._verdict is None:
                 (folder.path / self._file("verdict")).unlink(missing_ok=True)

@@ -64,7 +64,13 @@ class TimeLimit(UpdateCallback):
             os.kill(os.getpid(), number)
         self._asked = signal.Signals(number).name
 
-    def teardown(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        self._restore()
+
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous = {}
