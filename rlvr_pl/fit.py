@@ -16,11 +16,13 @@ import torch
 
 from rlvr_pl import __version__
 from rlvr_pl.callbacks.checkpoint import latest_checkpoint
-from rlvr_pl.data.module import QuestionData
+from rlvr_pl.data.module import RunData
 from rlvr_pl.errors import UserError
 from rlvr_pl.module import RLVRModule
+from rlvr_pl.objectives.base import check_weights
 from rlvr_pl.records import RunFolder, atomic_write_text
 from rlvr_pl.settings import FitCLI, quiet_lightning
+from rlvr_pl.types import Completion, Grade, GradeStatus, Rollout, StopReason, build_batch
 
 PACKAGES = ("torch", "lightning", "transformers", "math-verify", "numpy")
 
@@ -32,7 +34,8 @@ def fit(argv: Sequence[str]) -> int:
         cli = FitCLI(words, lambda config, text: settle(config, text, default_run(words, config)))
         module, data = cli.model, cli.datamodule
         run = Run(cli.folder, cli.text, module, data, ["rlvr-pl", "fit", *argv])
-        check_prompts(module, data)
+        check_objective(module)
+        check_data(module, data)
         run.open(fresh=cli.checkpoint is None, replace=cli.config["overwrite"])
         try:
             cli.trainer.fit(module, datamodule=data, ckpt_path=cli.checkpoint, weights_only=True)
@@ -83,7 +86,7 @@ class Run:
     """The life of a run folder: opened before the first update, closed after the last."""
 
     def __init__(
-        self, folder: RunFolder, text: str, module: RLVRModule, data: QuestionData, command: Sequence[str]
+        self, folder: RunFolder, text: str, module: RLVRModule, data: RunData, command: Sequence[str]
     ) -> None:
         self.folder = folder
         self.text = text
@@ -142,7 +145,36 @@ class Run:
         self.folder.write_json("run.json", manifest)
 
 
-def check_prompts(module: RLVRModule, data: QuestionData) -> None:
+def check_objective(module: RLVRModule) -> None:
+    """Ask the objective for the weights of two made-up groups, so that a wrong setting or shape shows before a token is
+    sampled."""
+    size = module.group_size
+    rollouts = [
+        Rollout(f"q{i // size}", i % size, (0,), Completion((1, 2), StopReason.EOS, (0.0, 0.0)), "", grade)
+        for i, grade in enumerate([Grade(GradeStatus.CORRECT, 1.0), *[Grade(GradeStatus.WRONG, 0.0)] * (2 * size - 1)])
+    ]
+    batch = build_batch(rollouts, size, update=1, cap=module.decoding.max_new_tokens)
+    zeros = torch.zeros(2 * size, 2)
+    batch = batch.replace(old_logprobs=zeros, start_logprobs=zeros, entropy=zeros, sampling_entropy=zeros)
+    try:
+        batch = batch.replace(extras=module.objective.prepare(batch))
+        check_weights(module.objective, module.objective.token_weights(batch), batch)
+    except ValueError as error:
+        raise UserError(f"objective {type(module.objective).__name__}: {error}") from None
+
+
+def check_data(module: RLVRModule, data: RunData) -> None:
+    """Refuse, before anything is written, data that this policy and this objective cannot learn from."""
+    name = type(module.objective).__name__
+    if module.objective.samples and data.stored:
+        raise UserError(f"--objective {name}: samples its rollouts, but data.class_path SolutionData has stored ones")
+    if not (module.objective.samples or data.stored):
+        raise UserError(f"--objective {name}: learns from stored solutions; use `rlvr-pl distill`")
+    data.check(module.policy)
+    check_prompts(module, data)
+
+
+def check_prompts(module: RLVRModule, data: RunData) -> None:
     """Refuse, before anything is written, a question whose prompt and completion do not fit the policy's context."""
     policy = module.policy
     room = policy.max_context - max(module.decoding.max_new_tokens, module.eval_decoding.max_new_tokens)

@@ -18,6 +18,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from rlvr_pl.core.weights import signed_mass
+from rlvr_pl.cost import COSTS
 from rlvr_pl.errors import UserError
 from rlvr_pl.evaluation import evaluate_batch, header, summarize, write_items
 from rlvr_pl.grading.base import Grader, GradeRequest
@@ -38,8 +39,6 @@ from rlvr_pl.types import (
     build_batch,
 )
 from rlvr_pl.update import StepResult, UniformUpdate, UpdateReport, count_uniform_groups, measured, update_once
-
-COSTS = ("sampled_tokens", "prefill_tokens", "graded", "trained_tokens", "optimizer_steps")
 
 
 class RLVRModule(LightningModule):
@@ -156,32 +155,25 @@ class RLVRModule(LightningModule):
 
     # ---- one update ------------------------------------------------------------------------------------------------
 
-    def training_step(self, batch: Sequence[Question], batch_idx: int) -> dict[str, UpdateReport]:
+    def training_step(self, batch: Sequence[Any], batch_idx: int) -> dict[str, UpdateReport]:
         clock = StageClock(self._profile)
         number = self.updates_done + 1
         before = dict(self.cost)
-        with clock("sample"):
-            self._sync()
-            prompts, completions = self._sample(batch, number)
-        with clock("grade"):
-            rollouts = self._grade(batch, prompts, completions)
+        questions, rollouts, group_size = self._rollouts(batch, number, clock)
         with clock("weigh"):
-            data = build_batch(
-                rollouts, self.group_size, update=number, seed=self.seed, cap=self.decoding.max_new_tokens
-            )
-            data = self._prepare(data, {q.uid: q for q in batch})
+            data = build_batch(rollouts, group_size, update=number, seed=self.seed, cap=self.decoding.max_new_tokens)
+            data = self._prepare(data, {q.uid: q for q in questions})
             data = data.replace(extras=self.objective.prepare(data))
             weights = self.objective.token_weights(data)
             check_weights(self.objective, weights, data)
         with clock("learn"):
             steps = [self._step(data, weights) for _ in range(self.objective.inner_epochs)]
-            self._schedule()
         self.updates_done = number
         self.cost["trained_tokens"] += sum(s.trained_tokens for s in steps)
         self.cost["optimizer_steps"] += sum(s.stepped for s in steps)
         report = UpdateReport(
             number=number,
-            questions=batch,
+            questions=questions,
             rollouts=rollouts,
             batch=data,
             weights=weights,
@@ -193,7 +185,21 @@ class RLVRModule(LightningModule):
         )
         report.metrics = {**self._figures(report), **self.objective.metrics(data, weights)}
         self.log_dict(report.metrics, on_step=True, on_epoch=False, batch_size=len(rollouts))
+        self._schedule()
         return {"update": report}
+
+    def _rollouts(
+        self, batch: Sequence[Any], number: int, clock: StageClock
+    ) -> tuple[Sequence[Question], list[Rollout], int]:
+        """Questions, rollouts and group size of an update. An objective that does not sample is given stored solutions,
+        each a group of its own."""
+        if not self.objective.samples:
+            return [s.question for s in batch], [s.rollout(self.policy, i) for i, s in enumerate(batch)], 1
+        with clock("sample"):
+            self._sync()
+            prompts, completions = self._sample(batch, number)
+        with clock("grade"):
+            return batch, self._grade(batch, prompts, completions), self.group_size
 
     def _sync(self) -> None:
         """Give the sampler the current weights, if they have changed since it last got them."""
@@ -338,7 +344,7 @@ class RLVRModule(LightningModule):
         plus, minus = signed_mass(report.weights)
         optimizer = cast("Any", self.optimizers())
         seconds = sum(report.seconds.values())
-        tokens = report.cost["sampled_tokens"]
+        tokens = report.cost["sampled_tokens" if self.objective.samples else "trained_tokens"]
         status = Counter(r.grade.status for r in report.rollouts)
         return {
             "reward": float(batch.rewards.nanmean()),

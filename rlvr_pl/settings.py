@@ -20,7 +20,8 @@ import rlvr_pl.callbacks
 import rlvr_pl.grading
 import rlvr_pl.objectives
 import rlvr_pl.sampling.torch
-from rlvr_pl.data.module import QuestionData
+from rlvr_pl.data.module import RunData
+from rlvr_pl.data.solutions import SolutionData
 from rlvr_pl.errors import UserError
 from rlvr_pl.grading.base import Grader
 from rlvr_pl.module import RLVRModule
@@ -29,10 +30,11 @@ from rlvr_pl.policy import Policy, load_policy
 from rlvr_pl.precision import BF16Precision
 from rlvr_pl.records import RunFolder
 from rlvr_pl.sampling.base import Sampler
+from rlvr_pl.schedulers import WarmupCosine
 
 Settle = Callable[[Any, str], tuple[RunFolder, Path | None]]
 # Imported, so that the parser finds their classes by name.
-ROOMS = (rlvr_pl.grading, rlvr_pl.objectives, rlvr_pl.sampling.torch)
+ROOMS = (rlvr_pl.grading, rlvr_pl.objectives, rlvr_pl.sampling.torch, SolutionData)
 CALLBACKS: dict[str, type] = {name: getattr(rlvr_pl.callbacks, name) for name in rlvr_pl.callbacks.__all__}
 # Callbacks of every run, in the order in which they see an update; RunRecord and checkpoints come last.
 STANDING = {
@@ -64,7 +66,8 @@ HUSHED = (
     ".*in eval mode at the start of training.*",
     ".*overridden `transfer_batch_to_device`.*",
     ".*isinstance\\(treespec, LeafSpec\\).*",
-    ".*Checkpoint directory.*",
+    ".*across ranks is zero.*",
+    "(?s).*was deprecated in v4.*removed in v5.*",  # jsonargparse, about calls that Lightning makes
 )
 
 
@@ -88,7 +91,8 @@ class FitCLI(LightningCLI):
         self._settle = settle
         super().__init__(
             RLVRModule,
-            QuestionData,
+            RunData,
+            subclass_mode_data=True,
             save_config_callback=None,
             trainer_defaults={**TRAINER_DEFAULTS, "callbacks": [CALLBACKS["RunRecord"]()]},
             parser_kwargs={"prog": "rlvr-pl fit", "exit_on_error": False},
@@ -123,6 +127,7 @@ class FitCLI(LightningCLI):
         parser.set_defaults(
             {
                 "policy.name": "embedded:start",
+                "data": {"class_path": "rlvr_pl.data.module.QuestionData"},
                 "objective": {"class_path": "rlvr_pl.objectives.GRPO"},
                 "sampler": {"class_path": "rlvr_pl.sampling.torch.TorchSampler"},
                 "grader": {"class_path": "rlvr_pl.grading.MathGrader"},
@@ -132,7 +137,7 @@ class FitCLI(LightningCLI):
         for part in ("policy", "objective", "sampler", "grader"):
             parser.link_arguments(part, f"model.{part}", apply_on="instantiate")
         parser.link_arguments("seed", "model.seed")
-        parser.link_arguments("model.eval_batch_size", "data.validation_batch")
+        parser.link_arguments("model.eval_batch_size", "data.init_args.validation_batch")
 
     def _set_seed(self) -> None:
         seed_everything(self.config["seed"], verbose=False)
@@ -149,6 +154,12 @@ class FitCLI(LightningCLI):
         self.text = self.parser.dump(stored, skip_none=False, skip_validation=True)
         self.folder, self.checkpoint = self._settle(config, self.text)
         config.trainer.default_root_dir = str(self.folder.path)
+
+    @staticmethod
+    def configure_optimizers(lightning_module: Any, optimizer: Any, lr_scheduler: Any = None) -> Any:
+        if isinstance(lr_scheduler, WarmupCosine):
+            lr_scheduler.plan(lightning_module.trainer.datamodule.updates)
+        return LightningCLI.configure_optimizers(lightning_module, optimizer, lr_scheduler)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         if self.config.trainer.logger in (None, True):
