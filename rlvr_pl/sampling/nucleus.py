@@ -1,19 +1,22 @@
 """Exact top-p sampling by partial selection, inverted from one uniform a row.
 
 The nucleus is that of the supplied recipe (`top_p_filter` of reasoning-from-scratch 0.2.0): probabilities sorted in
-descending order, equal ones by token id, keep an entry while ``fl32(cumulative) - p < top_p`` in FP32 arithmetic (the
-crossing token is kept, the first entry always). Only the largest few entries are sorted; rows whose cumulative mass
-does not reach `top_p` within them are sorted in full, so the result never depends on the shortcut.
+descending order, equal ones by token id, up to the first entry with ``fl32(cumulative) - p >= top_p`` in FP32
+arithmetic (so the crossing token is kept, and the first entry always). Only the largest few entries are sorted; a row
+whose nucleus does not end among them is sorted in full, so the result never depends on the shortcut.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-# Rows are handled in blocks of about this many probabilities on a CPU, to stay in the cache.
-_BLOCK = 2**20
+# Longest rows of which the whole batch is sorted at once; longer ones go one by one through the cache.
+_SHORT = 8192
+# Entries between two of the coarse cumulative sums of a long row.
+_STRETCH = 1024
 
 
 def sample(probs: Tensor, uniform: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
@@ -30,60 +33,84 @@ def sample(probs: Tensor, uniform: Tensor, top_p: float) -> tuple[Tensor, Tensor
     Returns:
         Token ids [n] int64, and their log-probs [n] FP32 under the renormalised nucleus.
     """
-    rows, vocabulary = probs.shape
-    block = max(1, _BLOCK // vocabulary) if probs.device.type == "cpu" else rows
-    if rows <= block:
-        return _sample_block(probs, uniform, top_p)
-    parts = [_sample_block(p, u, top_p) for p, u in zip(probs.split(block), uniform.split(block))]
-    return torch.cat([ids for ids, _ in parts]), torch.cat([logprobs for _, logprobs in parts])
-
-
-def _sample_block(probs: Tensor, uniform: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
     vocabulary = probs.shape[1]
-    width = 128 if vocabulary <= 8192 else 2048
+    width = 128 if vocabulary <= _SHORT else 2048
     if width * 4 > vocabulary:
         return _invert(probs, _largest(probs, vocabulary), uniform, top_p)[:2]
     ids, logprobs, open_ended = _invert(probs, _largest(probs, width), uniform, top_p)
     if open_ended.any():
         rest = open_ended.nonzero()[:, 0]
-        full = probs[rest]
-        ids[rest], logprobs[rest], _ = _invert(full, _largest(full, vocabulary), uniform[rest], top_p)
+        if vocabulary > _SHORT and probs.device.type == "cpu":
+            for row in rest.tolist():
+                ids[row], logprobs[row] = _invert_row(probs[row].numpy(), float(uniform[row]), top_p)
+        else:
+            full = probs[rest]
+            ids[rest], logprobs[rest], _ = _invert(full, _largest(full, vocabulary), uniform[rest], top_p)
     return ids, logprobs
 
 
 def _invert(probs: Tensor, top: Tensor, uniform: Tensor, top_p: float) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens, log-probs, and the rows that the largest entries `top` [n, k], in descending order, do not settle."""
     width = top.shape[1]
-    cumulative = top.cumsum(1, dtype=torch.float64)
+    sums = top.cumsum(1, dtype=torch.float64)
     if top_p < 1:
-        # the nucleus ends before the first entry whose prefix reaches top_p
-        count = _first(cumulative.to(top.dtype).sub_(top) >= top_p)
+        count = _first(sums.to(top.dtype).sub_(top) >= top_p)[:, None]
         open_ended = count == 0
-        last = torch.where(open_ended, width, count).sub_(1)[:, None]
-        mass = cumulative.gather(1, last)
+        last = torch.where(open_ended, width, count).sub_(1)
+        mass = sums.gather(1, last)
         target = uniform[:, None] * mass
     else:
         last = torch.full_like(uniform, width - 1, dtype=torch.long)[:, None]
-        mass = cumulative[:, -1:] if width == probs.shape[1] else probs.sum(1, keepdim=True, dtype=torch.float64)
+        mass = sums[:, -1:] if top.shape == probs.shape else probs.sum(1, keepdim=True, dtype=torch.float64)
         target = uniform[:, None] * mass
-        open_ended = target[:, 0] >= cumulative[:, -1]
+        open_ended = target >= sums[:, -1:]
     # a product that rounds up to the whole mass still names the last entry
-    rank = torch.minimum(torch.searchsorted(cumulative, target, right=True), last)
+    rank = torch.minimum(torch.searchsorted(sums, target, right=True), last)
     value = top.gather(1, rank)
     logprobs = (value / mass).log()[:, 0].to(probs.dtype)
-    return _locate(probs, top, rank, value), logprobs, open_ended
+    return _locate(probs, top, rank, value), logprobs, open_ended[:, 0]
+
+
+def _invert_row(probs: NDArray[np.float32], uniform: float, top_p: float) -> tuple[int, float]:
+    """Token and log-prob of one long row by a full sort; sums are exact only around the two places that matter."""
+    top = np.sort(probs)[::-1]
+    coarse = np.add.reduceat(top, np.arange(0, len(top), _STRETCH), dtype=np.float64).cumsum()
+
+    def near(value: float) -> tuple[int, NDArray[np.float32], NDArray[np.float64]]:
+        """Where the sums cross `value`, a stretch before and after included: first index, entries, their sums."""
+        stretch = max(0, int(np.searchsorted(coarse, value)) - 1)
+        entries = top[stretch * _STRETCH : (stretch + 3) * _STRETCH]
+        return stretch * _STRETCH, entries, entries.cumsum(dtype=np.float64) + (coarse[stretch - 1] if stretch else 0)
+
+    last, mass = len(top) - 1, coarse[-1]
+    if top_p < 1:
+        first, entries, sums = near(top_p)
+        ended = sums.astype(np.float32) - entries >= np.float32(top_p)
+        if ended.any():
+            count = max(1, int(ended.argmax()))
+            last, mass = first + count - 1, sums[count - 1]
+    first, entries, sums = near(uniform * mass)
+    rank = min(first + int(np.searchsorted(sums, uniform * mass, side="right")), last)
+    value = top[rank]
+    ids = np.flatnonzero(probs == value)
+    skip = rank - np.count_nonzero(top > value) if len(ids) > 1 else 0
+    return (int(ids[skip]) if len(ids) else 0), float(np.log(value / mass))
 
 
 def _largest(probs: Tensor, width: int) -> Tensor:
     """The `width` largest entries of each row in descending order (values only, so equal ones need no order)."""
-    vocabulary = probs.shape[1]
+    rows, vocabulary = probs.shape
     if probs.device.type != "cpu":
         return probs.topk(width).values if width < vocabulary else probs.sort(descending=True).values
     # NumPy's partition and sort of FP32 are vectorised: about 5 and 20 times as fast as torch's topk and sort on a CPU
-    values = probs.numpy()
-    if width < vocabulary:
-        values = np.partition(values, vocabulary - width, axis=1)[:, vocabulary - width :]
-    return torch.from_numpy(np.sort(values, axis=1)).flip(1)
+    values, top = probs.numpy(), np.empty((rows, width), np.float32)
+    step = rows if vocabulary <= _SHORT else 1
+    for i in range(0, rows, step):
+        some = values[i : i + step]
+        if width < vocabulary:
+            some = np.partition(some, vocabulary - width, axis=1)[:, vocabulary - width :]
+        top[i : i + step] = np.sort(some, axis=1)[:, ::-1]
+    return torch.from_numpy(top)
 
 
 def _first(mask: Tensor) -> Tensor:
@@ -97,9 +124,9 @@ def _locate(probs: Tensor, top: Tensor, rank: Tensor, value: Tensor) -> Tensor:
         equal = probs.numpy() == value.numpy()
         ids = equal.argmax(1)
         if np.count_nonzero(equal) > len(ids):
-            for row, skip in enumerate((rank[:, 0] - (top > value).sum(1)).tolist()):
-                if skip:
-                    ids[row] = np.flatnonzero(equal[row])[skip]
+            for row in (np.count_nonzero(equal, axis=1) > 1).nonzero()[0]:
+                skip = int(rank[row, 0]) - np.count_nonzero(top[row].numpy() > value[row].item())
+                ids[row] = np.flatnonzero(equal[row])[skip]
         return torch.from_numpy(ids)
     nth = (rank - (top > value).sum(1, keepdim=True)) + 1
     equal = probs == value
