@@ -85,9 +85,7 @@ def default_run(argv: Sequence[str], config: Any) -> Path:
 class Run:
     """The life of a run folder: opened before the first update, closed after the last."""
 
-    def __init__(
-        self, folder: RunFolder, text: str, module: RLVRModule, data: RunData, command: Sequence[str]
-    ) -> None:
+    def __init__(self, folder: RunFolder, text: str, module: RLVRModule, data: RunData, command: Sequence[str]) -> None:
         self.folder = folder
         self.text = text
         self.module = module

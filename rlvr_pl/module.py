@@ -7,6 +7,7 @@ all-uniform update skips its step.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -201,13 +202,41 @@ class RLVRModule(LightningModule):
         with clock("grade"):
             return batch, self._grade(batch, prompts, completions), self.group_size
 
+    def _rollouts(
+        self, questions: list[Question], number: int, clock: StageClock
+    ) -> tuple[list[Question], list[Rollout]]:
+        """Sample and grade a group for every question; where the objective resamples (DAPO, arXiv:2503.14476, section
+        3.2), groups whose rewards are all equal give way to questions from behind the planned ones."""
+        rollouts = self._ask(questions, number, clock)
+        size, rounds = self.group_size, self.objective.resample_rounds
+        for attempt in range(rounds):
+            stale = [k for k in range(len(questions)) if _uniform(rollouts[k * size : (k + 1) * size])]
+            if not stale:
+                break
+            data = cast("Any", self.trainer).datamodule
+            spare = data.schedule.batch(data.updates + (number - 1) * rounds + attempt + 1)[: len(stale)]
+            fresh = self._ask(spare, number, clock, attempt + 1)
+            for i, k in enumerate(stale):
+                questions[k] = spare[i]
+                rollouts[k * size : (k + 1) * size] = fresh[i * size : (i + 1) * size]
+        return questions, rollouts
+
+    def _ask(self, questions: Sequence[Question], number: int, clock: StageClock, attempt: int = 0) -> list[Rollout]:
+        with clock("sample"):
+            self._sync()
+            prompts, completions = self._sample(questions, number, attempt)
+        with clock("grade"):
+            return self._grade(questions, prompts, completions)
+
     def _sync(self) -> None:
         """Give the sampler the current weights, if they have changed since it last got them."""
         if not self._synced:
             self.sampler.sync(self.policy)
             self._synced = True
 
-    def _sample(self, questions: Sequence[Question], number: int) -> tuple[list[tuple[int, ...]], list[Completion]]:
+    def _sample(
+        self, questions: Sequence[Question], number: int, attempt: int
+    ) -> tuple[list[tuple[int, ...]], list[Completion]]:
         prompts: list[tuple[int, ...]] = []
         requests: list[SampleRequest] = []
         seen: Counter[str] = Counter()
@@ -217,7 +246,7 @@ class RLVRModule(LightningModule):
             seen[question.uid] += 1
             for sample in range(self.group_size):
                 prompts.append(prompt)
-                key = ("rollout", self.seed, number, question.uid, occurrence, sample)
+                key = ("rollout", self.seed, number, attempt, question.uid, occurrence, sample)
                 requests.append(SampleRequest(prompt, key))
         completions = self.sampler.generate(requests, self.decoding)
         self.cost["prefill_tokens"] += sum(len(p) for p in prompts[:: self.group_size])
@@ -274,13 +303,16 @@ class RLVRModule(LightningModule):
     def _branch(
         self, batch: RolloutBatch, wishes: Sequence[BranchRequest], questions: dict[str, Question]
     ) -> tuple[Branch, ...]:
-        """Sample and grade the continuations that the objective asked for, under the run's own decoding and total cap."""
+        """Sample and grade the continuations that the objective asked for, with the run's decoding and total cap."""
         requests: list[SampleRequest] = []
         heads: list[tuple[int, ...]] = []
         for wish in wishes:
             head = tuple(batch.token_ids[wish.row, : wish.position].tolist())
+            group = wish.row // batch.group_size
+            earlier = batch.uids[: group * batch.group_size : batch.group_size].count(batch.uids[wish.row])
             for k in range(wish.count):
-                key = ("branch", self.seed, batch.update, wish.row, wish.position, k)
+                rollout = (batch.uids[wish.row], earlier, batch.samples[wish.row])
+                key = ("branch", self.seed, batch.update, *rollout, wish.position, k)
                 cap = self.decoding.max_new_tokens - wish.position
                 requests.append(SampleRequest(batch.prompt_ids[wish.row] + head, key, cap))
                 heads.append(head)
@@ -288,7 +320,13 @@ class RLVRModule(LightningModule):
         owners = [questions[batch.uids[wish.row]] for wish in wishes for _ in range(wish.count)]
         grades = self.grader.grade(
             [
-                GradeRequest(self.policy.decode(head + c.token_ids), q, self.policy.template.render(q))
+                GradeRequest(
+                    self.policy.decode(head + c.token_ids),
+                    q,
+                    self.policy.template.render(q),
+                    head + c.token_ids,
+                    c.stop_reason is StopReason.LENGTH,
+                )
                 for head, c, q in zip(heads, completions, owners)
             ],
             require_box=True,
@@ -390,6 +428,11 @@ class RLVRModule(LightningModule):
         )
         folder = RunFolder.of(self.trainer)
         write_items(folder.items / f"val-{self.updates_done:06d}.jsonl", head, self._items)
+
+
+def _uniform(group: Sequence[Rollout]) -> bool:
+    """Whether no two scorable rewards of the group differ."""
+    return len({r.grade.reward for r in group if not math.isnan(r.grade.reward)}) <= 1
 
 
 class StageClock:

@@ -45,7 +45,7 @@ STANDING = {
     "time_limit": CALLBACKS["TimeLimit"],
     "checkpoint": CALLBACKS["RunCheckpoint"],
 }
-SLOTS: dict[str, type] = {"objective": Objective, "sampler": Sampler, "grader": Grader}
+SLOTS: dict[str, type] = {"objective": Objective, "sampler": Sampler, "grader": Grader, "data": RunData}
 ADAMW = {
     "class_path": "torch.optim.AdamW",
     "init_args": {"lr": 1e-5, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01},
@@ -154,6 +154,17 @@ class FitCLI(LightningCLI):
         self.text = self.parser.dump(stored, skip_none=False, skip_validation=True)
         self.folder, self.checkpoint = self._settle(config, self.text)
         config.trainer.default_root_dir = str(self.folder.path)
+
+    def instantiate_classes(self) -> None:
+        try:
+            super().instantiate_classes()
+        except Exception as error:  # the parser wraps what a class raises when the class may also be absent
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, UserError):
+                cause = cause.__cause__
+            if cause is None:
+                raise
+            raise cause from None
 
     @staticmethod
     def configure_optimizers(lightning_module: Any, optimizer: Any, lr_scheduler: Any = None) -> Any:

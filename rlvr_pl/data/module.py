@@ -1,9 +1,9 @@
-"""`QuestionData`: the questions of a run as a Lightning data module, one batch an update."""
+"""The data of a run as Lightning data modules, one batch an update: `RunData`, and `QuestionData` for RL."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from lightning.pytorch import LightningDataModule
 
@@ -12,15 +12,18 @@ from rlvr_pl.data.schedule import QuestionSchedule
 from rlvr_pl.errors import UserError
 from rlvr_pl.types import Question
 
+if TYPE_CHECKING:
+    from rlvr_pl.policy import Policy
+
 
 class UpdateLoader:
-    """Yields the questions of update `first() + 1`, and so on to the planned length.
+    """Yields the batch of update `first() + 1`, and so on to the planned length.
 
-    `first` is read when iteration starts, after a checkpoint has been restored; `len` is always the whole plan, which is
-    what Lightning's restored progress counts against.
+    `first` is read when iteration starts, after a checkpoint has been restored; `len` is always the whole plan, which
+    is what Lightning's restored progress counts against.
     """
 
-    def __init__(self, schedule: QuestionSchedule, updates: int, first: Callable[[], int]) -> None:
+    def __init__(self, schedule: Any, updates: int, first: Callable[[], int]) -> None:
         self._schedule = schedule
         self._updates = updates
         self._first = first
@@ -28,7 +31,7 @@ class UpdateLoader:
     def __len__(self) -> int:
         return self._updates
 
-    def __iter__(self) -> Iterator[list[Question]]:
+    def __iter__(self) -> Iterator[Sequence[Any]]:
         for update in range(self._first() + 1, self._updates + 1):
             yield self._schedule.batch(update)
 
@@ -48,7 +51,53 @@ class ValidationLoader:
             yield self._questions[start : start + self._batch]
 
 
-class QuestionData(LightningDataModule):
+class RunData(LightningDataModule):
+    """What `fit` asks of its data.
+
+    Attributes:
+        schedule: says what is learned from when: ``batch(update)`` for updates from 1, and ``sha256``, the identity of
+            the data.
+        updates: planned number of updates. This, and not a step count, is the length of the run.
+        validation: held-out questions for the greedy validation inside `fit`; may be empty.
+        validation_batch: questions decoded together in validation.
+        stored: whether batches are stored solutions, so that nothing is sampled.
+    """
+
+    stored: ClassVar[bool] = False
+    schedule: Any
+    updates: int
+    validation: Sequence[Question]
+    validation_batch: int
+
+    def planned_questions(self) -> Iterator[Question]:
+        """Every question that the run will ask, validation included; for checks before it starts."""
+        yield from self.validation
+
+    def check(self, policy: Policy) -> None:
+        """Raise UserError, before anything is written, when `policy` cannot learn from this data."""
+
+    def train_dataloader(self) -> UpdateLoader:
+        return UpdateLoader(self.schedule, self.updates, self._updates_done)
+
+    def val_dataloader(self) -> ValidationLoader:
+        return ValidationLoader(self.validation, self.validation_batch)
+
+    def _updates_done(self) -> int:
+        assert self.trainer is not None
+        return cast("Any", self.trainer.lightning_module).updates_done
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"schedule": self.schedule.sha256}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if state_dict["schedule"] != self.schedule.sha256:
+            raise UserError(
+                "the checkpoint was made with other data or another order; continue with the same data.* settings, or "
+                "begin a new run from its weights with --start"
+            )
+
+
+class QuestionData(RunData):
     """Training and validation questions.
 
     Args:
@@ -84,38 +133,17 @@ class QuestionData(LightningDataModule):
         super().__init__()
         if updates < 1 or questions_per_update < 1:
             raise UserError(
-                f"data.updates is {updates} and data.questions_per_update {questions_per_update}: both must be at least 1"
+                f"data.updates is {updates}, data.questions_per_update {questions_per_update}: both must be at least 1"
             )
         self.updates = updates
         self.validation_batch = validation_batch
         questions = load_questions(train, columns=columns, split=split, drop_empty_gold=drop_empty_gold)
         self.schedule = QuestionSchedule(questions, questions_per_update, order=order, start=start, seed=order_seed)
-        self.validation: Sequence[Question] = (
+        self.validation = (
             load_questions(validation, columns=columns, drop_empty_gold=drop_empty_gold) if validation else ()
         )
 
     def planned_questions(self) -> Iterator[Question]:
-        """Every question that the run will ask, validation included; for checks before it starts."""
         for update in range(1, self.updates + 1):
             yield from self.schedule.batch(update)
         yield from self.validation
-
-    def train_dataloader(self) -> UpdateLoader:
-        return UpdateLoader(self.schedule, self.updates, self._updates_done)
-
-    def val_dataloader(self) -> ValidationLoader:
-        return ValidationLoader(self.validation, self.validation_batch)
-
-    def _updates_done(self) -> int:
-        assert self.trainer is not None
-        return self.trainer.lightning_module.updates_done
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"schedule": self.schedule.sha256}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if state_dict["schedule"] != self.schedule.sha256:
-            raise UserError(
-                "the checkpoint was made with other questions or another order; continue with the same data.* settings, "
-                "or begin a new run from its weights with --start"
-            )
