@@ -162,6 +162,7 @@ class DriftMeter:
         self._start = side(start, self._batch, self._plan)
         self._vocab_chunk = vocab_chunk
         self.tokens = contexts.tokens
+        self.vocabulary = start.head.shape[0]
 
     @torch.no_grad()
     def measure(self, policy: Policy) -> dict[str, float]:
