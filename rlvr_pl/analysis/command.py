@@ -42,7 +42,9 @@ def add_output_arguments(parser: argparse.ArgumentParser, table: bool = True) ->
     """``--json`` for every command, and ``--out FILE`` (CSV or Markdown by its ending) for commands with tables."""
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout, and nothing else")
     if table:
-        parser.add_argument("--out", dest="table_out", type=Path, metavar="FILE", help="also write the tables to FILE (.csv or .md)")
+        parser.add_argument(
+            "--out", dest="table_out", type=Path, metavar="FILE", help="also write the tables to FILE (.csv or .md)"
+        )
         parser.add_argument("--overwrite", action="store_true", help="allow --out to replace an existing file")
 
 
@@ -55,6 +57,7 @@ def emit(result: Result, args: argparse.Namespace) -> None:
         print(json.dumps(jsonable(result.data), allow_nan=False))
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table as RichTable
 
     console = Console()
@@ -63,7 +66,7 @@ def emit(result: Result, args: argparse.Namespace) -> None:
         for name in table.columns:
             rich.add_column(name)
         for row in table.rows:
-            rich.add_row(*(_cell(x) for x in row))
+            rich.add_row(*(escape(_cell(x)) for x in row))
         console.print(rich)
     for note in result.notes:
         console.print(note, markup=False, highlight=False)
