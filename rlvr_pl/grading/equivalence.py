@@ -1,6 +1,6 @@
 """Whether two answers mean the same; runs in a worker process only, since it imports sympy and may take forever.
 
-math-verify parses; numbers and expressions are then compared here, by certified numerical evaluation: a difference
+math-verify parses; numbers and expressions are then compared here, by careful numerical evaluation: a difference
 that is not zero at some point proves that two expressions differ, and one that vanishes to hundreds of digits at every
 point, positive and negative, is zero. Nothing is expanded for that, so 3^200000000 costs no more than 3^2.
 Relations, unions and words are left to math-verify, asked in both orders.
@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+import mpmath
 import sympy
 from latex2sympy2_extended import is_expr_of_only_symbols
 from math_verify import LatexExtractionConfig, LatexNormalizationConfig, parse, verify
@@ -81,6 +82,10 @@ def _same(x: Any, y: Any, tolerance: Any) -> bool:
         x = x_value
     elif y_label is not None and not _is_relation(x):
         y = y_value
+    return _same_value(x, y, tolerance)
+
+
+def _same_value(x: Any, y: Any, tolerance: Any) -> bool:
     if _is_scalar(x) and _is_scalar(y):
         return _same_scalar(x, y, tolerance)
     if (_is_relation(x) and _is_scalar(y)) or (_is_scalar(x) and _is_relation(y)):
@@ -100,8 +105,8 @@ def _same(x: Any, y: Any, tolerance: Any) -> bool:
     if x_items is not None and y_items is not None:
         return len(x_items) == len(y_items) and _all_same(x_items, y_items, tolerance)
     if isinstance(x, sympy.Interval) and isinstance(y, sympy.Interval):
-        shapes = (x.left_open, x.right_open) == (y.left_open, y.right_open)
-        return bool(shapes) and _all_same((x.start, x.end), (y.start, y.end), tolerance)
+        closed = (x.left_open, x.right_open) == (y.left_open, y.right_open)
+        return closed and _all_same((x.start, x.end), (y.start, y.end), tolerance)
     return _verified(x, y)
 
 
@@ -242,8 +247,7 @@ def _magnitude(x: Any, point: dict[Any, Any]) -> int:
     value = abs(x.evalf(5, subs=point))
     if not isinstance(value, sympy.Float) or not value:
         return 0
-    _, mantissa, exponent, _ = value._mpf_
-    return (exponent + mantissa.bit_length()) * 30103 // 100000  # log10(2); the exponent may be beyond any float
+    return int(mpmath.mag(value)) * 30103 // 100000  # log10(2), in integers: the exponent may be beyond any float
 
 
 def _name_the_huge(x: Any, point: dict[Any, Any]) -> Any:

@@ -32,7 +32,7 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
     starts = {m.end() - 1: m.start() for m in _BOX.finditer(text)}
     if not starts:
         return []
-    found: list[tuple[int, int, str]] = []
+    found: list[tuple[int, int, int]] = []
     open_braces: list[int] = []
     for m in _BRACE.finditer(text, min(starts)):
         if m.group() == "{":
@@ -42,8 +42,8 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
             if brace in starts:
                 while found and found[-1][0] >= starts[brace]:  # boxes inside this one
                     found.pop()
-                found.append((starts[brace], m.end(), text[brace + 1 : m.start()]))
-    return found
+                found.append((starts[brace], m.end(), brace + 1))
+    return [(start, end, text[content : end - 1]) for start, end, content in found]
 
 
 def last_boxed(text: str) -> str | None:

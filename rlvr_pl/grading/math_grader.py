@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from rlvr_pl.grading.base import Grader, GradeRequest
@@ -29,6 +30,7 @@ from rlvr_pl.grading.pool import Reply, WorkerPool
 from rlvr_pl.types import Grade, GradeStatus
 
 _WORKER = "rlvr_pl.grading.equivalence"
+_LONG = 1000  # characters
 _Pair = tuple[tuple[str, ...], str]  # the readings of an answer, and the gold
 
 
@@ -43,13 +45,13 @@ class MathGrader(Grader):
         cpu_limit: CPU seconds that a worker may spend on one answer. Not wall-clock: a busy machine changes no verdict.
         memory_limit_mb: MiB of memory that an answer may take in a worker.
         workers: number of workers; 0 means one a core, but at least 2 and at most 4.
-        cache_size: number of verdicts remembered.
+        cache_size: number of the workers' verdicts that are remembered.
     """
 
     name: ClassVar[str] = "math"
 
     def __init__(
-        self, cpu_limit: float = 3.0, memory_limit_mb: int = 512, workers: int = 0, cache_size: int = 100_000
+        self, cpu_limit: float = 3.0, memory_limit_mb: int = 512, workers: int = 0, cache_size: int = 10_000
     ) -> None:
         count = workers or min(4, max(2, os.cpu_count() or 2))
         self._pool = WorkerPool(_WORKER, count, cpu_limit, memory_limit_mb)
@@ -74,30 +76,31 @@ class MathGrader(Grader):
         self._pool.close()
 
     def _verdicts(self, pairs: list[_Pair]) -> dict[_Pair, Reply]:
-        """One reply for each distinct pair: remembered, or by text and exact numbers, or a worker's."""
+        """One reply for each distinct pair: by text and exact numbers, or remembered, or a worker's."""
         verdicts: dict[_Pair, Reply] = {}
         jobs: dict[_Pair, list[tuple[str, str]]] = {}
         for pair in dict.fromkeys(pairs):
-            if (known := self._cache.get(pair)) is not None:
-                verdicts[pair] = known
-                continue
             readings, gold = pair
             easy = [compare(reading, gold) for reading in readings]
             hard = [texts for verdict in easy if isinstance(verdict, list) for texts in verdict]
             if True in easy or not hard:
                 verdicts[pair] = Reply("ok", True in easy, 0.0)
+            elif (known := self._cache.get(pair)) is not None:
+                self._cache.move_to_end(pair)
+                verdicts[pair] = known
             else:
                 jobs[pair] = hard
         if jobs:
-            verdicts.update(zip(jobs, self._pool.map(list(jobs.values()))))
-        self._remember(verdicts)
+            replies = dict(zip(jobs, self._pool.map(list(jobs.values()))))
+            self._remember(replies)
+            verdicts.update(replies)
         return verdicts
 
-    def _remember(self, verdicts: dict[_Pair, Reply]) -> None:
-        for pair, reply in verdicts.items():
-            if reply.status != "error":  # a crash may be the machine's fault
-                self._cache[pair] = reply
-                self._cache.move_to_end(pair)
+    def _remember(self, replies: dict[_Pair, Reply]) -> None:
+        for (readings, gold), reply in replies.items():
+            # an error may be the machine's fault, and a long answer will not come again
+            if reply.status != "error" and len(gold) + sum(map(len, readings)) < _LONG:
+                self._cache[readings, gold] = replace(reply, seconds=0.0)
         while len(self._cache) > self._cache_size:
             self._cache.popitem(last=False)
 

@@ -10,6 +10,7 @@ import re
 import unicodedata
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
+from itertools import islice
 
 _UNICODE = str.maketrans(
     {
@@ -38,16 +39,20 @@ _DEGREES = re.compile(r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\\degree(?!
 _WRAPPER = r"\\(?:text|mbox|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|operatorname)"
 _WRAPPED = re.compile(_WRAPPER + r"\s*\{([^{}]*)\}")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' .-]{3,}")
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 _PERCENT = re.compile(rf"\s*(?:\\?%|percent(?:age)?|pct|{_WRAPPER}\s*\{{\s*(?:\\?%|percent(?:age)?|pct)\s*\}})$")
 _TEXT_UNIT = re.compile(rf"(?<=[\d)}}])\s*{_WRAPPER}\s*\{{([^{{}}]*)\}}\s*(?:\^\s*(?:\d|\{{\s*\d\s*\}}))?$")
 _PLAIN_UNIT = re.compile(
     r"(?:\s+(?:square |cubic |sq\.? )?[A-Za-z]{3,}|\s*(?:cm|mm|km|kg|mg|ml|ft|in|mi|yd|oz|lbs?|hrs?|mph))"
     r"(?:\s*\^\s*(?:\d|\{\s*\d\s*\}))?$"
 )
-_NOT_UNITS = re.compile(r"\b(?:and|or|not|if|for|where|when|mod|is|even|odd|sin|cos|tan|log|exp|sqrt|inf|infinity)\b")
+_NOT_UNITS = re.compile(
+    r"\b(?:and|or|not|if|for|where|when|mod|is|even|odd|sin|cos|tan|log|exp|sqrt|inf|infinity"
+    r"|alpha|beta|gamma|delta|theta|lambda|sigma|omega|phi)\b"
+)
 _LABEL = re.compile(r"^[A-Za-z](?:_(?:\w|\{\w+\}))?\s*=\s*")
 
-_NOT_CHAIN = re.compile(rf"[,;<>!&]|\\b(?:and|or)\\b|{_WRAPPER}")
+_NOT_CHAIN = re.compile(rf"[,;<>!&]|\b(?:and|or)\b|{_WRAPPER}")
 _DECIMAL = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,12})?")
 _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(?:[, ]\d{3})+(?:\.\d*)?")
 _SCIENTIFIC = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{\s*([+-]?\d{1,12})\s*\}|(\d))")
@@ -56,6 +61,8 @@ _SLASHED = re.compile(r"([+-]?)\s*(?:(\d+)\s+)?(\d+)\s*/\s*(\d+)")
 _REPEATING = re.compile(r"([+-]?)(\d*)\.(\d*)\s*\\overline\s*\{\s*(\d+)\s*\}")
 _BASED = re.compile(r"(\d[0-9A-Z]*)\s*_\s*(?:(\d)|\{\s*(\d+)\s*\})")
 _MAX_DIGITS = 400  # fractions are formed up to this size
+_MAX_WORDS = 20
+_MAX_ITEMS = 10_000  # longer lists are left to a worker, and its limit
 
 
 def compare(answer: str, gold: str) -> bool | list[tuple[str, str]]:
@@ -161,12 +168,17 @@ def _bare(text: str) -> tuple[str, bool]:
 def _as_words(a: str, b: str) -> bool | None:
     r"""The verdict on words (``\text{Even}``, No solution, ``\text{(C)}``): letters count, not their case or font."""
     x, y = _letters(a), _letters(b)
-    if x == y and (_WRAPPED.search(a) or _WRAPPED.search(b) or _WORDS.fullmatch(a)):
+    if x == y and (_WRAPPED.search(a) or _WRAPPED.search(b) or _WORDS.fullmatch(a) or _WORDS.fullmatch(b)):
         return True
     wrapped = [m is not None and not any(c.isdigit() for c in m[1]) for m in map(_WRAPPED.fullmatch, (a, b))]
-    if any(wrapped) or (_WORDS.fullmatch(a) and _WORDS.fullmatch(b)):
+    if any(wrapped) or _is_prose(a) or _is_prose(b) or (_WORDS.fullmatch(a) and _WORDS.fullmatch(b)):
         return False
     return None
+
+
+def _is_prose(text: str) -> bool:
+    """Whether a text is made of words rather than symbols, so that no parser need try it."""
+    return sum(1 for _ in islice(_WORD.finditer(text), _MAX_WORDS + 1)) > _MAX_WORDS
 
 
 def _letters(text: str) -> str:
@@ -195,6 +207,8 @@ def _numbers(text: str) -> set[Fraction] | None:
     """The numbers of a comma-separated list, bare or in braces; None where one is anything else or a long decimal."""
     if text.startswith(r"\{") and text.endswith(r"\}"):
         text = text[2:-2]
+    if text.count(",") > _MAX_ITEMS:
+        return None
     values: set[Fraction] = set()
     for part in split_top_level(text):
         value = number(part)

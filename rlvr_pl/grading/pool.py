@@ -2,8 +2,8 @@
 
 The limit is CPU time of the worker, so that a busy machine changes no verdict; a generous wall-clock limit stands
 behind it for jobs that sleep. A worker that runs over is dead (no signal handler of this process is involved), and its
-place is taken by a fresh one. Workers are plain `python -m` children: nothing is forked from this process, whatever
-threads, locks or GPU contexts it holds.
+place is taken by a fresh one. Workers are plain child processes of Python, not forks: whatever threads, locks or GPU
+contexts this process holds, they have none of them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-_START_SECONDS = 120.0  # wall clock for a worker to import its libraries
+# with the import path of this process, so that a worker finds what this process finds
+_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); from rlvr_pl.grading.worker import main; main()"
+_START_SECONDS = 300.0  # wall clock for a worker to import its libraries
 _WALL_FACTOR, _WALL_EXTRA = 20.0, 20.0  # wall-clock limit = factor * CPU limit + extra
 
 
@@ -52,6 +53,10 @@ class WorkerPool:
 
     def __init__(self, module: str, count: int, cpu_limit: float, memory_limit_mb: int) -> None:
         self._args = (module, count, cpu_limit, memory_limit_mb)
+        self._fill()
+
+    def _fill(self) -> None:
+        module, count, cpu_limit, memory_limit_mb = self._args
         self._owner = os.getpid()
         self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
         for _ in range(count):
@@ -66,7 +71,7 @@ class WorkerPool:
         Raises RuntimeError when a worker cannot be started.
         """
         if self._owner != os.getpid():
-            self.__init__(*self._args)  # this is a fork's copy: the workers are the parent's
+            self._fill()  # this is a fork's copy: the workers are the parent's
         if len(jobs) == 1:
             return [self._run(jobs[0])]
         with ThreadPoolExecutor(min(self._args[1], max(1, len(jobs)))) as threads:
@@ -138,14 +143,12 @@ class _Worker:
         if self._process is not None and self._process.poll() is None:
             return self._process
         self.stop()
-        root = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         process = subprocess.Popen(
-            [sys.executable, "-m", "rlvr_pl.grading.worker", *map(str, self._args)],
+            [sys.executable, "-c", _BOOT, json.dumps(sys.path), *map(str, self._args)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
             bufsize=0,
             start_new_session=True,  # Ctrl-C in the terminal is for the trainer
         )

@@ -1,4 +1,4 @@
-"""A process that grades one answer at a time: ``python -m rlvr_pl.grading.worker MODULE CPU_SECONDS MEMORY_MB``.
+"""A process that grades one answer at a time, started by `rlvr_pl.grading.pool` as ``MODULE CPU_SECONDS MEMORY_MB``.
 
 It reads one job a line (JSON), gives it to ``MODULE.handle``, and writes ``["ok", value, seconds]`` or ``["error",
 reason, seconds]``; it ends at end of input. The kernel kills it when a job exceeds its CPU time. Jobs can neither write
@@ -57,10 +57,10 @@ def _limit_resources(memory_mb: int) -> None:
 
 
 _FORBIDDEN = (
-    *("os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.startfile", "os.system", "pty.", "subprocess."),
-    *("os.chmod", "os.chown", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.truncate"),
-    *("ctypes.", "ftplib.", "http.", "shutil.", "smtplib.", "socket.", "urllib.", "webbrowser."),
-)
+    "ctypes.", "http.", "os.chmod", "os.chown", "os.exec", "os.fork", "os.kill", "os.link", "os.mkdir",
+    "os.posix_spawn", "os.remove", "os.rename", "os.rmdir", "os.spawn", "os.startfile", "os.symlink", "os.system",
+    "os.truncate", "pty.", "shutil.", "socket.", "subprocess.", "urllib.", "webbrowser.",
+)  # fmt: skip
 
 
 def _forbid(event: str, args: tuple[Any, ...]) -> None:
@@ -76,7 +76,3 @@ def _lower(limit: int, value: int) -> None:
     hard = resource.getrlimit(limit)[1]
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(limit, (value, value))
-
-
-if __name__ == "__main__":
-    main()

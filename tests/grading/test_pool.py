@@ -31,7 +31,9 @@ def sleep(seconds): time.sleep(seconds)
 def hoard(): return len(bytearray(1 << 30))
 def recurse(n): return recurse(n + 1)
 def crash(): os._exit(7)
-def die(): os.kill(os.getpid(), 9)
+def die():
+    import signal
+    signal.raise_signal(9)
 def noise():
     print("not a reply"); os.write(1, b"neither"); return "fine"
 def write(path): open(path, "w").write("text")
@@ -49,7 +51,7 @@ def handlers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "toy_handler.py").write_text(HANDLER)
     (folder / "broken_handler.py").write_text("import no_such_module")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(folder))
+        patch.syspath_prepend(folder)
         yield folder
 
 
