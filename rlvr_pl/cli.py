@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from rlvr_pl import __version__
 from rlvr_pl.analysis.command import check_out, emit
-from rlvr_pl.errors import UserError
+from rlvr_pl.errors import RunFailure, UserError
 
 # command -> its one line; the module is rlvr_pl.analysis.<command with underscores>
 COMMANDS = {
@@ -27,7 +27,9 @@ COMMANDS = {
     "rollout-stats": "windows of a run: reward, truncation, loops, soup, signed mass",
     "plot": "draw a run: drift, validation, truncation, signed mass, gradient norm",
     "search": "sample questions k times each and keep graded records",
+    "distill": "train on verified solutions (expert iteration)",
     "rationalize": "bridge hinted rationales to solutions of questions never solved",
+    "expert-iteration": "rounds of search, rationalization and distillation, with reports",
     "cost": "costs of runs side by side, and which of them are matched",
     "export-rollouts": "make the compact public records of a run's rollouts",
     "grade": "grade responses against golds",
@@ -50,6 +52,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"rlvr-pl: {error}", file=sys.stderr)
         return 2
+    except RunFailure as error:
+        print(f"rlvr-pl: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # a full disk, a folder that became read-only, a file-size limit
+        print(f"rlvr-pl: {error}", file=sys.stderr)
+        return 1
     except SystemExit as stop:  # argparse: --help exits with 0, bad usage with 2
         return stop.code if isinstance(stop.code, int) else 1
 
@@ -58,7 +68,15 @@ def entry() -> None:
     """The console script."""
     # Waiting OpenMP threads spin by default, which on busy cores costs up to 15 times the work (read when torch loads).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    sys.exit(main())
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has gone (`| head`), and with it whoever would read a message
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        status = 1
+    except KeyboardInterrupt:
+        status = 130
+    sys.exit(status)
 
 
 def _dispatch(words: list[str]) -> int:

@@ -106,6 +106,7 @@ class Run:
                 for name in ("rollouts", "items", "tensorboard"):
                     shutil.rmtree(path / name, ignore_errors=True)
                 atomic_write_text(path / "config.yaml", self.text)
+                self.data.record(self.folder)
         except OSError as error:
             raise UserError(f"--run {path}: cannot write there ({error.strerror})") from None
         self._write("running")

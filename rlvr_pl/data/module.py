@@ -10,6 +10,7 @@ from lightning.pytorch import LightningDataModule
 from rlvr_pl.data.pools import load_questions
 from rlvr_pl.data.schedule import QuestionSchedule
 from rlvr_pl.errors import UserError
+from rlvr_pl.records import RunFolder
 from rlvr_pl.types import Question
 
 if TYPE_CHECKING:
@@ -75,6 +76,9 @@ class RunData(LightningDataModule):
 
     def check(self, policy: Policy) -> None:
         """Raise UserError, before anything is written, when `policy` cannot learn from this data."""
+
+    def record(self, folder: RunFolder) -> None:
+        """Write into the run folder what its config does not tell."""
 
     def train_dataloader(self) -> UpdateLoader:
         return UpdateLoader(self.schedule, self.updates, self._updates_done)

@@ -12,10 +12,10 @@ import numpy as np
 from rlvr_pl.data.module import RunData
 from rlvr_pl.data.pools import load_questions
 from rlvr_pl.errors import UserError
-from rlvr_pl.expert_iteration.files import read_solutions
+from rlvr_pl.expert_iteration.files import read_solutions, write_solutions
 from rlvr_pl.expert_iteration.filter import Solution, SolutionFilter
 from rlvr_pl.expert_iteration.records import tokenizer_sha256
-from rlvr_pl.records import canonical_json
+from rlvr_pl.records import RunFolder, canonical_json
 from rlvr_pl.sampling.base import uniforms
 
 if TYPE_CHECKING:
@@ -81,13 +81,17 @@ class SolutionData(RunData):
             )
         if not solutions:
             raise UserError("data.solutions: name at least one file of solutions, samples or rationales")
-        found, self.tokenizers, _ = read_solutions(solutions, filter)
+        found, self.tokenizers, self.samples = read_solutions(solutions, filter)
         if not found:
             raise UserError(f"data.solutions: no sample of {', '.join(solutions)} became a solution")
         self.schedule = SolutionSchedule(found, solutions_per_update, order_seed)
         self.updates = epochs * self.schedule.per_epoch
         self.validation = load_questions(validation, columns=columns) if validation else ()
         self.validation_batch = validation_batch
+
+    def record(self, folder: RunFolder) -> None:
+        (tokenizer,) = self.tokenizers
+        write_solutions(folder.path / "solutions.jsonl", self.schedule.solutions, tokenizer, samples=self.samples)
 
     def check(self, policy: Policy) -> None:
         if self.tokenizers != {tokenizer_sha256(policy.tokenizer)}:

@@ -50,19 +50,18 @@ def read_samples(paths: Sequence[str | Path]) -> tuple[list[Row], list[Row]]:
 
 def read_solutions(
     paths: Sequence[str | Path], keep: SolutionFilter
-) -> tuple[list[Solution], set[str], dict[str, Counter[str]]]:
+) -> tuple[list[Solution], set[str], Counter[str] | None]:
     """Solutions from files of solutions, of samples (these pass the filter first) and of rationales.
 
     Returns:
-        The solutions without repetitions, the SHA-256 of every tokenizer they were made with, and for each kind of file
-        how many rows had each fate.
+        The solutions without repetitions, the SHA-256 of every tokenizer they were made with, and how many samples had
+        each fate (None without samples).
     """
     kinds: dict[str, list[str | Path]] = {SOLUTIONS: [], SAMPLES: [], RATIONALES: []}
     for path in paths:
         kinds[_kind(path)].append(path)
     headers, samples = read_samples(kinds[SAMPLES])
     found, counts = keep.select(samples)
-    report = {SAMPLES: counts} if samples else {}
     for kind, required in ((RATIONALES, _ATTEMPT), (SOLUTIONS, _SOLUTION)):
         for path in kinds[kind]:
             header, rows = _read(path, kind, required, ())
@@ -72,7 +71,7 @@ def read_solutions(
             found += [Solution.of(row, row.get("source", "bridge")) for row in rows]
     distinct: dict[str, Distinct] = defaultdict(Distinct)
     found = [s for s in found if distinct[s.question.uid].add(s.token_ids, s.text)]
-    return found, {header["tokenizer_sha256"] for header in headers}, report
+    return found, {header["tokenizer_sha256"] for header in headers}, counts if samples else None
 
 
 def write_solutions(path: Path, solutions: Sequence[Solution], tokenizer_sha256: str, **about: Any) -> None:
