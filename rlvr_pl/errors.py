@@ -1,4 +1,4 @@
-"""The one exception that a user's mistake raises."""
+"""The two exceptions that end a command with one line: a user's mistake, and a run that cannot go on."""
 
 from __future__ import annotations
 
@@ -7,4 +7,12 @@ class UserError(Exception):
     """Bad input: the message names the file, line or setting, the value and the remedy, in one line.
 
     The command line prints the message on stderr and exits with status 2; nothing has been written when it is raised.
+    """
+
+
+class RunFailure(Exception):
+    """A run that cannot go on although nothing was asked wrongly: its numbers are no longer finite, its memory is used
+    up. The message says in one line what happened and where the last good state is.
+
+    The command line prints the message on stderr and exits with status 1; what was recorded before stays as it is.
     """
