@@ -15,6 +15,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 
 from rlvr_pl.callbacks.checkpoint import RunCheckpoint, latest_checkpoint
+from rlvr_pl.callbacks.run_record import RunRecord
 from rlvr_pl.callbacks.validation import Validation
 from rlvr_pl.data.module import QuestionData
 from rlvr_pl.grading.base import Grader, GradeRequest
@@ -128,7 +129,7 @@ def run(tmp_path: Path) -> Callable[..., SimpleNamespace]:
         data = QuestionData(validation="embedded:val350", updates=updates, validation_batch=VALIDATION)
         data.validation = data.validation[:VALIDATION]
         kill = [KillAfter(kill_after)] if kill_after is not None else []
-        standing = [Validation(validate_every), RunCheckpoint(checkpoint_every)]
+        standing = [Validation(validate_every), RunRecord(), RunCheckpoint(checkpoint_every)]
         trainer = Trainer(
             accelerator="cpu",
             max_epochs=1,

@@ -9,6 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rlvr_pl.analysis.rollout_stats import statistics
+from rlvr_pl.analysis.run_records import RunRecords
 from rlvr_pl.callbacks import recorder
 from rlvr_pl.callbacks.damage_stop import DamageStop
 from rlvr_pl.callbacks.drift_monitor import DriftMonitor
@@ -88,6 +90,26 @@ def test_a_killed_run_writes_the_same_files(run, scripted, tmp_path, kill):
         assert (again.folder.path / name).read_bytes() == (whole.folder.path / name).read_bytes(), name
     for one, two in zip(again.module.policy.model.parameters(), whole.module.policy.model.parameters()):
         assert torch.equal(one, two)
+
+
+def test_the_offline_command_makes_the_same_windows_and_verdict(run, scripted, grader, tmp_path):
+    """From rollouts, metrics, validation and the frozen rule alone, nothing the monitors wrote themselves."""
+    done = run(
+        *all_monitors(),
+        sampler=scripted(lambda update: 0.5 if update % 3 else 0.25),
+        grader=grader(lambda call: 20 if call < 1 else 1),
+        validate_every=7,
+    )
+    found = statistics(RunRecords(done.folder.path), window=5)
+    written = done.folder.table("windows.csv").rows()
+    assert done.module.updates_done == 7 and [w["last_update"] for w in found["windows"]] == [5, 7]
+    for ours, theirs in zip(found["windows"], written):
+        for name, value in ours.items():
+            text = theirs["update" if name == "last_update" else name]
+            assert value == (float(text) if text else None), name
+    verdict = done.folder.read_json("verdict.json")
+    assert found["verdict"] == {name: verdict[name] for name in found["verdict"]}
+    assert (verdict["rule"], verdict["value"]) == ("validation", 1)
 
 
 def test_snapshots_load_elsewhere(run):
