@@ -3,7 +3,7 @@ r"""The default grader: the last box (or the evaluation fallback), compared as m
 Where sound graders differ, this one holds:
 
 - The last closed box is the answer, whatever is said after it; a run of boxes joined by commas, "and" or "or" may also
-  be read as one list. A box that never closes or has no braces, and the word after a line break in ``\\boxed``, are none.
+  be read as one list. A box that never closes or has no braces is none, nor is ``\\boxed`` (a line break and a word).
 - A list without brackets is a set: order and repetition do not matter. A tuple is ordered, and an interval keeps the
   kind of its ends.
 - Percent signs are optional (28%, 28 and 0.28 are one answer); units, currency, degrees and a label before the answer
