@@ -11,6 +11,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 
 from rlvr_pl.callbacks.base import UpdateCallback
+from rlvr_pl.errors import RunFailure
 from rlvr_pl.types import Completion, Grade, GradeStatus, Rollout, build_batch
 from rlvr_pl.update import completion_hidden
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from rlvr_pl.update import UpdateReport
 
 
-class StaleSamplerError(RuntimeError):
+class StaleSamplerError(RunFailure):
     """The sampler's log-probs are not those of the policy that is being trained."""
 
 

@@ -11,7 +11,6 @@ from lightning.pytorch import Trainer
 from rlvr_pl.callbacks.damage_stop import DamageStop, Window
 from rlvr_pl.core.collapse import CollapseCriterion
 from rlvr_pl.errors import UserError
-from rlvr_pl.records import RunFolder
 
 if TYPE_CHECKING:
     from rlvr_pl.module import RLVRModule
@@ -100,9 +99,8 @@ class SignedMassStop(DamageStop):
 class NonFiniteStop(DamageStop):
     """Stops when a weight, a loss, a gradient norm or a drift figure is NaN or infinite.
 
-    An update refuses to step on a loss or gradient that is not finite, and a sampler to draw from such logits: both
-    raise, and the run fails. This rule then writes its verdict first, and the rollouts of that update, if there are any
-    yet, to ``rollouts/non-finite.json``.
+    An update refuses to step on a loss or gradient that is not finite, and a sampler to draw from such logits: the run
+    fails in one line that names its rollouts' file. This rule then writes its verdict as well.
 
     Args:
         window: updates after which the policy is kept as good while no damage is found.
@@ -129,8 +127,4 @@ class NonFiniteStop(DamageStop):
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
         if not isinstance(exception, ArithmeticError) or not trainer.is_global_zero:
             return
-        self.fire(trainer, self.window(trainer, pl_module), f"update {pl_module.updates_done + 1}: {exception}")
-        rollouts = getattr(exception, "rollouts", ())
-        if rollouts:
-            rows = [{"uid": r.uid, "sample": r.sample, "reward": str(r.grade.reward), "text": r.text} for r in rollouts]
-            RunFolder.of(trainer).write_json("rollouts/non-finite.json", rows)
+        self.fire(trainer, self.window(trainer, pl_module), str(exception))

@@ -7,11 +7,13 @@ all-uniform update skips its step.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -26,12 +28,13 @@ from rlvr_pl.grading.base import Grader, GradeRequest
 from rlvr_pl.objectives.base import Objective, check_weights
 from rlvr_pl.policy import Policy
 from rlvr_pl.precision import BF16Precision
-from rlvr_pl.records import RunFolder
-from rlvr_pl.sampling.base import Decoding, Sampler, SampleRequest
+from rlvr_pl.records import RunFolder, atomic_write_text
+from rlvr_pl.sampling.base import Decoding, NonFiniteLogits, Sampler, SampleRequest
 from rlvr_pl.types import (
     Branch,
     BranchRequest,
     Completion,
+    Grade,
     GradeStatus,
     Question,
     Rollout,
@@ -39,7 +42,15 @@ from rlvr_pl.types import (
     StopReason,
     build_batch,
 )
-from rlvr_pl.update import StepResult, UniformUpdate, UpdateReport, count_uniform_groups, measured, update_once
+from rlvr_pl.update import (
+    NonFiniteError,
+    StepResult,
+    UniformUpdate,
+    UpdateReport,
+    count_uniform_groups,
+    measured,
+    update_once,
+)
 
 
 class RLVRModule(LightningModule):
@@ -161,14 +172,18 @@ class RLVRModule(LightningModule):
         number = self.updates_done + 1
         before = dict(self.cost)
         questions, rollouts, group_size = self._rollouts(batch, number, clock)
-        with clock("weigh"):
-            data = build_batch(rollouts, group_size, update=number, seed=self.seed, cap=self.decoding.max_new_tokens)
-            data = self._prepare(data, {q.uid: q for q in questions})
-            data = data.replace(extras=self.objective.prepare(data))
-            weights = self.objective.token_weights(data)
-            check_weights(self.objective, weights, data)
-        with clock("learn"):
-            steps = [self._step(data, weights) for _ in range(self.objective.inner_epochs)]
+        try:
+            with clock("weigh"):
+                seed, cap = self.seed, self.decoding.max_new_tokens
+                data = build_batch(rollouts, group_size, update=number, seed=seed, cap=cap)
+                data = self._prepare(data, {q.uid: q for q in questions})
+                data = data.replace(extras=self.objective.prepare(data))
+                weights = self.objective.token_weights(data)
+                check_weights(self.objective, weights, data)
+            with clock("learn"):
+                steps = [self._step(data, weights) for _ in range(self.objective.inner_epochs)]
+        except NonFiniteError as error:
+            raise self._stopped(error, number, [rollouts[i] for i in error.rows] or rollouts) from error
         self.updates_done = number
         self.cost["trained_tokens"] += sum(s.trained_tokens for s in steps)
         self.cost["optimizer_steps"] += sum(s.stepped for s in steps)
@@ -245,7 +260,13 @@ class RLVRModule(LightningModule):
                 prompts.append(prompt)
                 key = ("rollout", self.seed, number, attempt, question.uid, occurrence, sample)
                 requests.append(SampleRequest(prompt, key))
-        completions = self.sampler.generate(requests, self.decoding)
+        try:
+            completions = self.sampler.generate(requests, self.decoding)
+        except NonFiniteLogits as error:
+            i, drawn = error.request, Completion(error.token_ids, StopReason.LENGTH)
+            uid, text = questions[i // self.group_size].uid, self.policy.decode(error.token_ids)
+            rollout = Rollout(uid, i % self.group_size, prompts[i], drawn, text, Grade(GradeStatus.NO_ANSWER, math.nan))
+            raise self._stopped(error, number, [rollout]) from error
         self.cost["prefill_tokens"] += sum(len(p) for p in prompts[:: self.group_size])
         self.cost["sampled_tokens"] += sum(len(c.token_ids) for c in completions)
         return prompts, completions
@@ -366,6 +387,15 @@ class RLVRModule(LightningModule):
         self._synced = self._synced and not result.stepped
         return result
 
+    def _stopped(self, error: Exception, number: int, rollouts: Sequence[Rollout]) -> NonFiniteError:
+        """Save the rollouts that made an update's numbers infinite or NaN, and return the error that says where."""
+        path = RunFolder.of(self.trainer).path / "nonfinite" / f"update-{number:06d}.jsonl"
+        save_evidence(path, rollouts)
+        return NonFiniteError(
+            f"update {number}: {error}; the run ends with update {number - 1} as its last good one; what went into "
+            f"update {number} is in {path}"
+        )
+
     def _schedule(self) -> None:
         """Learning-rate schedulers count updates, skipped ones included, so that they end with the planned length."""
         schedulers = self.lr_schedulers()
@@ -430,6 +460,23 @@ class RLVRModule(LightningModule):
 def _uniform(group: Sequence[Rollout]) -> bool:
     """Whether no two scorable rewards of the group differ."""
     return len({r.grade.reward for r in group if not math.isnan(r.grade.reward)}) <= 1
+
+
+def save_evidence(path: Path, rollouts: Sequence[Rollout]) -> None:
+    """Write rollouts with their token ids, one JSON line each, so that what happened can be computed again."""
+    rows = [
+        {
+            "uid": r.uid,
+            "sample": r.sample,
+            "reward": r.grade.reward if math.isfinite(r.grade.reward) else None,
+            "stop_reason": r.completion.stop_reason.value,
+            "prompt_ids": r.prompt_ids,
+            "token_ids": r.completion.token_ids,
+            "text": r.text,
+        }
+        for r in rollouts
+    ]
+    atomic_write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 class StageClock:

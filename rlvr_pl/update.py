@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rlvr_pl.core.logprobs import chunked_logprobs, linear_loss
+from rlvr_pl.errors import RunFailure
 from rlvr_pl.objectives.base import Objective
 from rlvr_pl.types import RolloutBatch
 
@@ -27,8 +28,16 @@ Pairs = Sequence[tuple[torch.nn.Parameter, torch.nn.Parameter]]
 UniformUpdate = Literal["skip", "step"]
 
 
-class NonFiniteError(ArithmeticError):
-    """NaN or Inf in a loss or gradient; raised before the step is applied, so the weights are still good."""
+class NonFiniteError(RunFailure, ArithmeticError):
+    """NaN or Inf in log-probs, a loss, a gradient, or the weights that a step gave.
+
+    Raised before the step is applied, or, for weights, before anything of the update is recorded: the last checkpoint
+    is good. `rows` are the rows of the batch that went into it; empty means any of them.
+    """
+
+    def __init__(self, message: str, rows: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.rows = tuple(rows)
 
 
 def plan_micro_batches(batch: RolloutBatch, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
@@ -85,12 +94,17 @@ def token_logprobs(
 def measured(
     policy: Policy, batch: RolloutBatch, *, max_tokens: int, temperature: float, with_entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """`token_logprobs` of a whole update without gradients, micro-batch by micro-batch, on the CPU."""
+    """`token_logprobs` of a whole update without gradients, micro-batch by micro-batch, on the CPU.
+
+    Raises `NonFiniteError` for log-probs that are not finite.
+    """
     logprobs = torch.zeros(batch.mask.shape, dtype=torch.float32)
     entropy = torch.zeros_like(logprobs) if with_entropy else None
     for rows in plan_micro_batches(batch, range(len(batch)), max_tokens):
         part = batch.select(rows)
         values, spread = token_logprobs(policy, part, temperature=temperature, with_entropy=with_entropy)
+        if not bool(values.isfinite().all()):
+            raise NonFiniteError(f"the log-probs of rollouts {_names(batch, rows)} are not finite", rows)
         logprobs[rows, : values.shape[1]] = values.float().cpu()
         if entropy is not None and spread is not None:
             entropy[rows, : spread.shape[1]] = spread.float().cpu()
@@ -164,7 +178,7 @@ def accumulate_gradient(
             continue
         if not math.isfinite(value):
             total.discard()
-            raise NonFiniteError(f"the loss of rollouts {_names(batch, rows)} is {value}")
+            raise NonFiniteError(f"the loss of rollouts {_names(batch, rows)} is {value}", rows)
         total.join()
         loss += value
         tokens += int(batch.lengths[rows].sum())
@@ -243,6 +257,8 @@ def update_once(
         max_grad_norm: clip threshold of the global norm; None does not clip.
         uniform_update: when every weight is zero, "skip" leaves weights and optimizer state alone; "step" steps on a
             zero gradient as the supplied code does, so that momentum and decay still move the weights.
+
+    Raises `NonFiniteError` for a loss, a gradient norm or new weights that are not finite.
     """
     if pairs is None:
         pairs = [(p, p) for group in optimizer.param_groups for p in group["params"]]
@@ -259,6 +275,9 @@ def update_once(
     before = [weight.detach().clone() for weight, _ in total.pairs]
     (step or optimizer.step)()
     optimizer.zero_grad(set_to_none=True)
+    for weight, _ in total.pairs:
+        if not bool(weight.isfinite().all()):
+            raise NonFiniteError(f"the step (gradient norm {norm:g}) gave weights that are not finite")
     clipped = max_grad_norm is not None and norm > max_grad_norm
     return StepResult(loss, norm, clipped, True, _changed_share(before, total.pairs), tokens)
 

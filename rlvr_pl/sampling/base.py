@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from rlvr_pl.errors import RunFailure
 from rlvr_pl.types import Completion
 
 if TYPE_CHECKING:
@@ -43,6 +44,18 @@ def uniforms(key: tuple[int | str, ...], count: int) -> np.ndarray:
     """`count` uniforms in [0, 1), a pure function of `key` (SHA-256 of its text seeds a Philox counter generator)."""
     digest = hashlib.sha256(repr(key).encode()).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little"))).random(count)
+
+
+class NonFiniteLogits(RunFailure, ArithmeticError):
+    """The policy's logits hold NaN or infinity: its weights have diverged, or its activations overflow.
+
+    `request` is the number of the request, `token_ids` what it had drawn before.
+    """
+
+    def __init__(self, request: int, token_ids: tuple[int, ...]) -> None:
+        super().__init__(f"the logits of request {request} are not finite at completion token {len(token_ids) + 1}")
+        self.request = request
+        self.token_ids = token_ids
 
 
 class Sampler(ABC):

@@ -13,16 +13,12 @@ from torch import Tensor
 
 from rlvr_pl.errors import UserError
 from rlvr_pl.sampling import nucleus
-from rlvr_pl.sampling.base import Decoding, Sampler, SampleRequest, uniforms
+from rlvr_pl.sampling.base import Decoding, NonFiniteLogits, Sampler, SampleRequest, uniforms
 from rlvr_pl.sampling.decoder import Decoder, build_decoder
 from rlvr_pl.types import Completion, StopReason
 
 if TYPE_CHECKING:
     from rlvr_pl.policy import Policy
-
-
-class NonFiniteLogits(ArithmeticError):
-    """The policy's logits hold NaN or infinity: its weights have diverged, or its activations overflow."""
 
 
 class TorchSampler(Sampler):
@@ -216,6 +212,4 @@ class _Batch:
 
     def _fail(self, logprobs: Tensor, at: int) -> None:
         slot = int((~logprobs.isfinite()).nonzero()[0])
-        raise NonFiniteLogits(
-            f"the logits of request {int(self._slots[slot])} are not finite at completion token {at + 1}"
-        )
+        raise NonFiniteLogits(int(self._slots[slot]), tuple(self._ids[:at, slot].tolist()))
