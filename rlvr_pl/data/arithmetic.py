@@ -1,4 +1,4 @@
-"""Small sums, differences and products in words: questions for a small pretrained model on a CPU.
+"""Small sums, differences and products: questions for a small pretrained model on a CPU.
 
 Procedural, with one seed for all splits; no problem stands in two splits.
 """
@@ -13,12 +13,8 @@ from rlvr_pl.types import Question
 
 SPLITS = {"train": 4000, "val": 200}
 SEED = 2024
-# subject -> wordings; {a} and {b} are the operands
-WORDINGS = {
-    "sum": ("What is {a} + {b}?", "Tom has {a} apples and gets {b} more. How many apples does he have?"),
-    "difference": ("What is {a} - {b}?", "A box holds {a} pens and {b} are taken out. How many pens are left?"),
-    "product": ("What is {a} * {b}?", "There are {a} rows of {b} chairs. How many chairs are there?"),
-}
+# subject -> wording; {a} and {b} are the operands
+WORDINGS = {"sum": "What is {a} + {b}?", "difference": "What is {a} - {b}?", "product": "What is {a} * {b}?"}
 # level -> largest operand of a sum or difference, and of a product
 RANGES = {1: (9, 5), 2: (20, 9), 3: (50, 12), 4: (99, 20), 5: (500, 40)}
 
@@ -58,6 +54,6 @@ def _draw(
             if (subject, a, b) not in seen:
                 break
         answer = {"sum": a + b, "difference": a - b, "product": a * b}[subject]
-        problem = rng.choice(WORDINGS[subject]).format(a=a, b=b)
+        problem = WORDINGS[subject].format(a=a, b=b)
         out.append(((subject, a, b), Question(f"arithmetic/{split}/{i}", problem, str(answer), subject, level)))
     return out
