@@ -7,23 +7,28 @@ them back to the update that the checkpoint holds, so that the continued run wri
 from __future__ import annotations
 
 import csv
+import fcntl
 import hashlib
 import io
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rlvr_pl.errors import UserError
+
+PARTIAL = ".partial"
+"""Ending of the hidden files and folders that are renamed once they are whole; a kill may leave some behind."""
 
 
 def atomic_write_bytes(path: Path, data: bytes) -> None:
     """Replace `path` by `data` so that a crash leaves either the old file or the new one, never a half."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL)
     try:
         with os.fdopen(handle, "wb") as f:
             f.write(data)
@@ -64,8 +69,16 @@ def canonical_json(obj: Any) -> str:
     return json.dumps(obj, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
+def _set_aside(path: Path, lines: Iterable[bytes]) -> None:
+    """Keep damaged lines in FILE.torn, and say so."""
+    aside = path.with_name(path.name + ".torn")
+    with aside.open("ab") as f:
+        f.write(b"".join(line + b"\n" for line in lines))
+    print(f"rlvr-pl: {path}: held a line cut off or damaged; set aside in {aside.name}", file=sys.stderr)
+
+
 class JsonlFile:
-    """Append-only JSON lines, each row carrying an `update`; a torn last line is set aside, with a message."""
+    """Append-only JSON lines, each row carrying an `update`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -79,28 +92,26 @@ class JsonlFile:
             f.flush()
             os.fsync(f.fileno())
 
-    def rows(self) -> list[dict[str, Any]]:
-        """All complete rows; a torn last line is skipped."""
-        if not self.path.exists():
-            return []
-        lines = self.path.read_bytes().split(b"\n")
-        return [json.loads(line) for line in lines[:-1]]
-
     def truncate_after(self, update: int) -> None:
-        """Drop rows of updates later than `update`, and a torn last line (kept in FILE.torn)."""
+        """Drop rows of updates later than `update`; a torn last line and damaged ones are set aside, with a message."""
         if not self.path.exists():
             return
-        data = self.path.read_bytes()
-        whole, _, torn = data.rpartition(b"\n")
-        if torn:
-            aside = self.path.with_name(self.path.name + ".torn")
-            with aside.open("ab") as f:
-                f.write(torn + b"\n")
-            print(f"rlvr-pl: {self.path}: the last line was cut off; set aside in {aside.name}", file=sys.stderr)
-        lines = whole.split(b"\n") if whole else []
-        kept = [line for line in lines if json.loads(line)["update"] <= update]
-        if torn or len(kept) < len(lines):
+        *lines, torn = self.path.read_bytes().split(b"\n")
+        updates = {line: _update_of(line) for line in lines}
+        kept = [line for line in lines if (number := updates[line]) is not None and number <= update]
+        damaged = [line for line in (*lines, torn) if line and updates.get(line) is None]
+        if damaged:
+            _set_aside(self.path, damaged)
+        if damaged or len(kept) < len(lines):
             atomic_write_bytes(self.path, b"".join(line + b"\n" for line in kept))
+
+
+def _update_of(line: bytes) -> int | None:
+    """The update of a row; None for what is no row."""
+    try:
+        return int(json.loads(line)["update"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 class CsvTable:
@@ -113,7 +124,7 @@ class CsvTable:
     def append(self, row: Mapping[str, Any]) -> None:
         """Append one row. A row with new columns rewrites the file with the wider header."""
         if self._columns is None:
-            self._columns = self._read_header()
+            self._columns = self._read()[0]
         new = [name for name in row if name not in self._columns]
         if new:
             old = self.rows()
@@ -126,25 +137,41 @@ class CsvTable:
             os.fsync(f.fileno())
 
     def rows(self) -> list[dict[str, str]]:
-        """All complete rows, values as text; a torn last line is skipped."""
-        if not self.path.exists():
-            return []
-        text = self.path.read_text(encoding="utf-8")
-        return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
+        """All whole rows, values as text; a torn last line is skipped. A damaged line is a `UserError`."""
+        _, rows, damaged, _ = self._read()
+        if damaged:
+            number = next(iter(damaged))
+            raise UserError(f"{self.path}:{number}: not a row of this table (damaged?)")
+        return rows
 
     def truncate_after(self, update: int) -> None:
-        """Drop rows of updates later than `update` (and a torn last line)."""
+        """Drop rows of updates later than `update`; a torn last line and damaged ones are set aside, with a message."""
         if not self.path.exists():
             return
-        kept = [row for row in self.rows() if int(row["update"]) <= update]
-        self._columns = self._read_header()
-        self._rewrite(kept)
+        self._columns, rows, damaged, torn = self._read()
+        kept = [row for row in rows if int(row["update"]) <= update]
+        bad = [*damaged.values(), *([torn] if torn else [])]
+        if bad:
+            _set_aside(self.path, bad)
+        if bad or len(kept) < len(rows):
+            self._rewrite(kept)
 
-    def _read_header(self) -> list[str]:
+    def _read(self) -> tuple[list[str], list[dict[str, str]], dict[int, bytes], bytes]:
+        """Columns, whole rows, damaged lines by number, and what follows the last line break."""
         if not self.path.exists():
-            return []
-        with self.path.open(encoding="utf-8", newline="") as f:
-            return next(csv.reader(f), [])
+            return [], [], {}, b""
+        *lines, torn = self.path.read_bytes().split(b"\n")
+        columns = (_cells(lines[0]) or []) if lines else []
+        rows: list[dict[str, str]] = []
+        damaged: dict[int, bytes] = {}
+        for number, line in enumerate(lines[1:], 2):
+            cells = _cells(line)
+            row = dict(zip(columns, cells)) if cells is not None and len(cells) == len(columns) else {}
+            if row.get("update", "").isdecimal():
+                rows.append(row)
+            else:
+                damaged[number] = line
+        return columns, rows, damaged, torn
 
     def _line(self, row: Mapping[str, Any]) -> str:
         assert self._columns is not None
@@ -159,12 +186,21 @@ class CsvTable:
         atomic_write_text(self.path, header.getvalue() + "".join(self._line(row) for row in rows))
 
 
+def _cells(line: bytes) -> list[str] | None:
+    """The cells of a line of CSV; None for what is none."""
+    try:
+        return next(csv.reader([line.decode("utf-8")]), [])
+    except (ValueError, csv.Error):
+        return None
+
+
 class RunFolder:
     """``config.yaml metrics.csv rollouts/ items/ windows.csv drift.csv criterion.json verdict.json cost.json
     checkpoints/ snapshots/`` under one path."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._lock: IO[bytes] | None = None
 
     @classmethod
     def of(cls, trainer: Any) -> RunFolder:
@@ -187,20 +223,51 @@ class RunFolder:
     def snapshots(self) -> Path:
         return self.path / "snapshots"
 
+    def inside(self, name: str | Path) -> Path:
+        """The path `name` below this folder; UserError when it leads out of it (names may come from records)."""
+        path = self.path / name
+        if not path.resolve().is_relative_to(self.path.resolve()):
+            raise UserError(f"{self.path}: {name} lies outside of the run folder")
+        return path
+
     def table(self, name: str) -> CsvTable:
         """The CSV table of that name, for example ``windows.csv``."""
-        return CsvTable(self.path / name)
+        return CsvTable(self.inside(name))
 
     def write_json(self, name: str, obj: Any) -> None:
         """Replace the JSON file `name` whole."""
-        atomic_write_text(self.path / name, json.dumps(obj, indent=2, ensure_ascii=False) + "\n")
+        atomic_write_text(self.inside(name), json.dumps(obj, indent=2, ensure_ascii=False) + "\n")
 
     def read_json(self, name: str) -> Any:
-        """The content of the JSON file `name`, or None where there is none. A damaged file is a `UserError`."""
-        path = self.path / name
+        """The object in the JSON file `name`, or None where there is none. A damaged file is a `UserError`."""
+        path = self.inside(name)
         if not path.exists():
             return None
         try:
-            return json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"{path}: not valid JSON ({error})") from None
+        if not isinstance(content, dict):
+            raise UserError(f"{path}: not a JSON object")
+        return content
+
+    def lock(self) -> None:
+        """Claim the (existing) folder for this process; UserError while another one has it. A process that ends lets
+        go, however it ends."""
+        if self._lock is not None:
+            return
+        handle = (self.path / ".lock").open("ab")
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{self.path}: another process is writing this run; wait for it or end it") from None
+        self._lock = handle
+
+    def sweep(self) -> None:
+        """Remove what a killed process was still writing: hidden files and folders that end in ``.partial``."""
+        for folder in (self.path, self.checkpoints, self.snapshots, self.items, self.rollouts):
+            for left in folder.glob(f".*{PARTIAL}"):
+                if left.is_dir():
+                    shutil.rmtree(left)
+                else:
+                    left.unlink()
