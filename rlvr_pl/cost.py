@@ -1,7 +1,7 @@
 """What a run cost: one ledger for RL, search, rationalization and distillation, so that arms compare token for token.
 
-Only what a run learns from is counted; validation and other measurements are not. Work that a kill destroyed before it
-was recorded is in nobody's ledger.
+Only what a run learns from is counted, not its validation or other measurements (the seconds of `fit` hold these too).
+Work that a kill destroyed before it was recorded is in nobody's ledger.
 """
 
 from __future__ import annotations

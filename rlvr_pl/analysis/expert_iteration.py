@@ -210,9 +210,5 @@ def _tables(data: dict[str, Any]) -> list[Table]:
             panels[f"round {r['round']}, held out"] = r["held_out"]
     if data["held_out"] and len(data["rounds"]) > 1:
         panels["all rounds, held out"] = data["held_out"]
-    cost = data["cost"]
-    return [
-        Table("Expert iteration", columns, rows),
-        paired_table(panels),
-        Table("Cost", list(cost), [list(cost.values())]),
-    ]
+    cost = Table("Cost", ["", "all rounds"], list(data["cost"].items()))
+    return [Table("Expert iteration", columns, rows), paired_table(panels), cost]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlvr_pl.analysis.command import Result, Table, add_output_arguments
 from rlvr_pl.analysis.explore import add_explorer_arguments, check_counts, open_explorer, progress_bar
+from rlvr_pl.analysis.splits import columns_of
 from rlvr_pl.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_question_arguments(parser: argparse.ArgumentParser) -> None:
     """Which questions to sample, and how often."""
     parser.add_argument("--questions", default="embedded:train", help="question set or file (default: %(default)s)")
+    parser.add_argument("--columns", nargs="+", default=[], metavar="FIELD=NAME", help="our field = the file's column")
+    parser.add_argument("--drop-empty-gold", action="store_true", help="leave out questions without an answer")
     parser.add_argument("--order", metavar="FILE", help="JSON list of uids that fixes the order")
     parser.add_argument("--order-seed", type=int, default=0, help="of the shuffle, without --order (default: 0)")
     parser.add_argument("--start", type=int, default=0, help="place in the order to begin at (default: 0)")
@@ -58,7 +61,9 @@ def chosen_questions(args: argparse.Namespace, start: int, count: int | None) ->
     from rlvr_pl.data.pools import load_questions
     from rlvr_pl.data.schedule import QuestionSchedule
 
-    pool = QuestionSchedule(load_questions(args.questions), 1, order=args.order, seed=args.order_seed)
+    columns = columns_of(args.columns)
+    questions = load_questions(args.questions, columns=columns, drop_empty_gold=args.drop_empty_gold)
+    pool = QuestionSchedule(questions, 1, order=args.order, seed=args.order_seed)
     size = len(pool.questions)
     end = size if count is None else start + count
     if not 0 <= start < end <= size:

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> Result:
     from rlvr_pl.records import atomic_write_text
 
     _check(args)
-    everything = read_questions(args.pool, columns=_columns(args.columns))
+    everything = read_questions(args.pool, columns=columns_of(args.columns))
     pool = [q for q in everything if q.answer.strip()]
     splits = make_splits(
         pool,
@@ -108,7 +108,8 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError(f"--out {folder}: the folder is not empty; choose another or pass --overwrite")
 
 
-def _columns(pairs: Sequence[str]) -> dict[str, str]:
+def columns_of(pairs: Sequence[str]) -> dict[str, str]:
+    """The mapping that ``--columns FIELD=NAME ...`` writes."""
     for pair in pairs:
         if "=" not in pair:
             raise UserError(f"--columns {pair}: write FIELD=NAME, for example problem=question")

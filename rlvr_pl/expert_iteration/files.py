@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,23 @@ def _kind(path: str | Path) -> str:
 
 
 def _read(path: str | Path, kind: str, required: Mapping[str, Kind], unique: tuple[str, ...]) -> tuple[Row, list[Row]]:
-    """Header and rows of a file that says what it is."""
+    """Header and rows of a file that says what it is, and that is finished."""
+    if kind == RATIONALES and len(first := list(islice(iter_jsonl(path), 2))) == 1:
+        return _checked(first[0][1], path, kind, set()), []  # every question was solved
     header, rows = read_records(path, kind, required=required, optional=_OPTIONAL, unique=unique)
-    if header is None or header.get("version") != VERSION or not isinstance(header.get("tokenizer_sha256"), str):
-        raise UserError(f"{path}:1: needs a header of {kind} records, version {VERSION}, with a tokenizer_sha256")
+    header = _checked(header or {}, path, kind, {row["uid"] for row in rows})
+    for number, row in enumerate(rows, 2):
+        if not all(type(token) is int and token >= 0 for token in row["token_ids"]):
+            raise UserError(f"{path}:{number}: 'token_ids' must be a list of token ids")
     return header, rows
+
+
+def _checked(header: Row, path: str | Path, kind: str, uids: set[str]) -> Row:
+    if header.get("version") != VERSION or not isinstance(header.get("tokenizer_sha256"), str):
+        raise UserError(f"{path}:1: needs a header of {kind} records, version {VERSION}, with a tokenizer_sha256")
+    planned = header.get("questions", len(uids))
+    if len(uids) != planned:
+        raise UserError(
+            f"{path}: unfinished, {len(uids)} of {planned} questions; make the same call again to finish it"
+        )
+    return header

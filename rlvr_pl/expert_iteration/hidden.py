@@ -53,6 +53,7 @@ def contains_text(text: str, answer: str) -> bool:
 def values(text: str) -> list[str]:
     """Everything in a text that might be an answer, each once: boxes; formulas, whole and between their equality signs;
     fractions; numbers, and the integers inside them."""
+    text = _unified(text)
     found = [content for _, _, content in boxes(text)]
     for match in _FORMULA.finditer(text):
         formula = next(part for part in match.groups() if part)
@@ -82,5 +83,9 @@ def leak(text: str, phrases: Sequence[str]) -> str | None:
 
 
 def _plain(text: str) -> str:
-    text = _FRACTION_NAMES.sub(r"\\frac", unicodedata.normalize("NFKC", text).replace("{,}", ","))
-    return _MARKUP.sub("", text).casefold()
+    return _MARKUP.sub("", _FRACTION_NAMES.sub(r"\\frac", _unified(text))).casefold()
+
+
+def _unified(text: str) -> str:
+    """Text with one form of each character, and numbers without LaTeX between their digits (10,\\!000 and 10{,}000)."""
+    return unicodedata.normalize("NFKC", text).replace("\u2212", "-").replace("{,}", ",").replace("\\!", "")

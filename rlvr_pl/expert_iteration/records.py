@@ -193,10 +193,10 @@ def _whole_lines(file: IO[bytes], path: Path) -> Iterator[tuple[int, int, Row]]:
         end += len(line)
         try:
             row = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{path}:{number}: damaged, not JSON ({error})") from None
+        except ValueError:
+            row = None
         if not isinstance(row, dict):
-            raise UserError(f"{path}:{number}: damaged, not a JSON object")
+            raise UserError(f"--out {path}: line {number} is no record; choose another name")
         yield end, number, row
 
 
