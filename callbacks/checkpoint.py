@@ -8,10 +8,28 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from rlvr_pl.records import RunFolder, atomic_write_text, sha256_file
+from rlvr_pl.records import PARTIAL, RunFolder, atomic_write_text, sha256_file
+
+
+class CheckpointFile(TorchCheckpointIO):
+    """Writes a checkpoint straight to its file. (Lightning builds it in memory, copies it, and writes it elsewhere
+    first, which for a real policy is twice its size in memory.)"""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        with open(path, "wb") as f:
+            try:
+                torch.save(checkpoint, f)
+            except RuntimeError as error:
+                if isinstance(fault := error.__context__, OSError):  # torch's own complaint hides that of the file
+                    raise OSError(fault.errno, fault.strerror, str(path)) from None
+                raise
+            f.flush()
+            os.fsync(f.fileno())
 
 
 class RunCheckpoint(Checkpoint):
@@ -31,6 +49,9 @@ class RunCheckpoint(Checkpoint):
         self.every_n_updates = every_n_updates
         self.keep = keep
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        trainer.strategy.checkpoint_io = CheckpointFile()
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -44,12 +65,14 @@ class RunCheckpoint(Checkpoint):
         folder = RunFolder.of(trainer).checkpoints
         folder.mkdir(parents=True, exist_ok=True)
         final = folder / f"update-{update:06d}.ckpt"
-        partial = folder / f".{final.name}.partial"
-        trainer.save_checkpoint(partial)
+        partial = folder / f".{final.name}{PARTIAL}"
+        try:
+            trainer.save_checkpoint(partial)
+        except OSError:
+            partial.unlink(missing_ok=True)  # a full disk needs the room
+            raise
         if not trainer.is_global_zero:
             return
-        with partial.open("rb+") as f:
-            os.fsync(f.fileno())
         digest = sha256_file(partial)
         partial.replace(final)
         atomic_write_text(final.with_suffix(".json"), json.dumps({"update": update, "sha256": digest}) + "\n")
@@ -59,7 +82,8 @@ class RunCheckpoint(Checkpoint):
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint whose content has the hash written beside it. Damaged ones are set aside, with a message."""
+    """The newest checkpoint whose content has the hash written beside it; damaged ones are set aside, with a
+    message."""
     for path in sorted(folder.glob("update-*.ckpt"), reverse=True):
         if _is_whole(path):
             return path

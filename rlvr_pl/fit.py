@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import sys
@@ -13,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from rlvr_pl import __version__
 from rlvr_pl.callbacks.checkpoint import latest_checkpoint
 from rlvr_pl.data.module import RunData
-from rlvr_pl.errors import UserError
+from rlvr_pl.errors import RunFailure, UserError
 from rlvr_pl.module import RLVRModule
 from rlvr_pl.objectives.base import check_weights
 from rlvr_pl.records import RunFolder, atomic_write_text
@@ -39,35 +41,52 @@ def fit(argv: Sequence[str]) -> int:
         run.open(fresh=cli.checkpoint is None, replace=cli.config["overwrite"])
         try:
             cli.trainer.fit(module, datamodule=data, ckpt_path=cli.checkpoint, weights_only=True)
+            run.close()
+        except MisconfigurationException as error:  # what Lightning refuses when it begins
+            raise UserError(" ".join(str(error).split())) from error
+        except OSError as error:
+            raise RunFailure(
+                f"{error.filename or run.folder.path}: {error.strerror or error}; the run ended after update "
+                f"{module.updates_done}; once this is mended, continue it with --resume {run.folder.path}"
+            ) from error
         finally:
             module.sampler.close()
             module.grader.close()
-        run.close()
     return 0
 
 
 def settle(config: Any, text: str, default: Path) -> tuple[RunFolder, Path | None]:
-    """The run folder and the checkpoint it continues from, if any. Changes nothing on disk."""
+    """The run folder and the checkpoint it continues from, if any. Changes nothing on disk, but that it locks a run to
+    be continued and sets damaged checkpoints of it aside."""
     folder = RunFolder(config.resume or config.run or default)
+    if folder.path.exists() and not folder.path.is_dir():
+        raise UserError(f"--run {folder.path}: a file; name a folder")
     state = folder.read_json("run.json")
+    finished = state is not None and state.get("state") == "finished"
     if config.resume is not None:
         if state is None:
             raise UserError(f"--resume {folder.path}: no run to continue here (no run.json)")
-        if state["state"] == "finished":
-            raise UserError(f"--resume {folder.path}: finished after {state['updates']} updates; begin a new run")
-        return folder, latest_checkpoint(folder.checkpoints)
-    if not folder.path.exists() or not any(folder.path.iterdir()):
+        if finished:
+            raise UserError(f"--resume {folder.path}: finished after {state.get('updates')} updates; begin a new run")
+        return folder, _continued(folder)
+    if not folder.path.exists() or all(path.name.startswith(".") for path in folder.path.iterdir()):
         return folder, None
     if config.overwrite:
         if state is None:
             raise UserError(f"--overwrite: {folder.path} is not a run folder (no run.json); it will not be removed")
         return folder, None
-    same = (folder.path / "config.yaml").exists() and (folder.path / "config.yaml").read_text() == text
-    if same and (state is None or state["state"] != "finished"):
+    config_file = folder.path / "config.yaml"
+    same = config_file.is_file() and config_file.read_bytes() == text.encode()
+    if same and not finished:
         print(f"rlvr-pl: {folder.path} holds this run unfinished; continuing it", file=sys.stderr)
-        return folder, latest_checkpoint(folder.checkpoints)
+        return folder, _continued(folder)
     what = "this run, finished" if same else "another run"
     raise UserError(f"{folder.path} holds {what}; choose another --run, or pass --overwrite to replace it")
+
+
+def _continued(folder: RunFolder) -> Path | None:
+    folder.lock()
+    return latest_checkpoint(folder.checkpoints)
 
 
 def default_run(argv: Sequence[str], config: Any) -> Path:
@@ -95,10 +114,12 @@ class Run:
     def open(self, *, fresh: bool, replace: bool) -> None:
         """Make the folder (or take over the unfinished one) and say in run.json that it runs."""
         path = self.folder.path
-        if replace and path.exists():
-            shutil.rmtree(path)
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            if replace and path.exists():
+                self._remove()
+            Path(os.path.realpath(path)).mkdir(parents=True, exist_ok=True)
+            self.folder.lock()
+            self.folder.sweep()
             if fresh:
                 # an unfinished run without a checkpoint begins again, and its rows with it
                 for table in path.glob("*.csv"):
@@ -110,6 +131,16 @@ class Run:
         except OSError as error:
             raise UserError(f"--run {path}: cannot write there ({error.strerror})") from None
         self._write("running")
+
+    def _remove(self) -> None:
+        """Remove the old run: all of it at once by its name, so that a kill leaves no half of it there."""
+        path = Path(os.path.realpath(self.folder.path))
+        self.folder.lock()
+        old = path.with_name(f".{path.name}.removed")
+        shutil.rmtree(old, ignore_errors=True)
+        path.rename(old)
+        self.folder.unlock()
+        shutil.rmtree(old)
 
     def close(self) -> None:
         """Keep the final policy of a run that reached its end or its stop rule; leave any other to be resumed."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from rlvr_pl.errors import UserError
@@ -125,6 +126,8 @@ class Policy:
             _speak_to_older_readers(partial)
             _sync(partial)
             _swap(partial, folder)
+        except SafetensorError as error:  # its word for a full disk
+            raise OSError(f"{folder}: cannot be written ({error})") from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 

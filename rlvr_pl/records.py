@@ -226,7 +226,7 @@ class RunFolder:
     def inside(self, name: str | Path) -> Path:
         """The path `name` below this folder; UserError when it leads out of it (names may come from records)."""
         path = self.path / name
-        if not path.resolve().is_relative_to(self.path.resolve()):
+        if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self.path)):
             raise UserError(f"{self.path}: {name} lies outside of the run folder")
         return path
 
@@ -262,6 +262,12 @@ class RunFolder:
         except BlockingIOError:
             raise UserError(f"{self.path}: another process is writing this run; wait for it or end it") from None
         self._lock = handle
+
+    def unlock(self) -> None:
+        """Let go of the folder."""
+        if self._lock is not None:
+            self._lock.close()
+        self._lock = None
 
     def sweep(self) -> None:
         """Remove what a killed process was still writing: hidden files and folders that end in ``.partial``."""

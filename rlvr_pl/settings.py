@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jsonargparse import ArgumentError, class_from_function
+from jsonargparse import ArgumentError, class_from_function, set_parsing_settings
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 import rlvr_pl.callbacks
 import rlvr_pl.grading
@@ -31,6 +32,9 @@ from rlvr_pl.precision import BF16Precision
 from rlvr_pl.records import RunFolder
 from rlvr_pl.sampling.base import Sampler
 from rlvr_pl.schedulers import WarmupCosine
+
+# A setting without a type is data: a class path in it names nothing that would be imported and called.
+set_parsing_settings(instantiate_subclass_spec_in_any=False)
 
 Settle = Callable[[Any, str], tuple[RunFolder, Path | None]]
 # Imported, so that the parser finds their classes by name.
@@ -57,6 +61,23 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "enable_model_summary": False,
     "log_every_n_steps": 1,
     "use_distributed_sampler": False,
+}
+# What Lightning would refuse, or worse, half follow, in a module that steps by itself.
+ELSEWHERE = {
+    "precision": "the precision of a run is precision.master_weights",
+    "accumulate_grad_batches": "an update is one batch, whose size is data.questions_per_update",
+    "gradient_clip_val": "gradients are clipped by model.max_grad_norm",
+    "gradient_clip_algorithm": "gradients are clipped by model.max_grad_norm",
+    "max_steps": "the length of a run is data.updates",
+    "max_epochs": "the length of a run is data.updates",
+    "min_epochs": "the length of a run is data.updates",
+    "min_steps": "the length of a run is data.updates",
+    "max_time": "the time limit of a run is time_limit.limit",
+    "val_check_interval": "validation is timed by validation.every_n_updates",
+    "check_val_every_n_epoch": "validation is timed by validation.every_n_updates",
+    "reload_dataloaders_every_n_epochs": "the questions of every update are known before the first",
+    "enable_checkpointing": "checkpoints are timed by checkpoint.every_n_updates",
+    "default_root_dir": "the folder of a run is --run",
 }
 HUSHED = (
     ".*does not have many workers.*",
@@ -144,8 +165,9 @@ class FitCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         config = self.config
-        if config.trainer.precision is not None:
-            raise UserError("trainer.precision: the precision of a run is precision.master_weights; leave this unset")
+        for name, instead in ELSEWHERE.items():
+            if config.trainer[name] != self.parser.get_default(f"trainer.{name}"):
+                raise UserError(f"trainer.{name}: {instead}; leave this unset")
         if config.start is not None:
             config.policy.name = config.start
         stored = config.clone()
@@ -162,6 +184,8 @@ class FitCLI(LightningCLI):
             cause: BaseException | None = error
             while cause is not None and not isinstance(cause, UserError):
                 cause = cause.__cause__
+            if cause is None and isinstance(error, (TypeError, ValueError, MisconfigurationException)):
+                cause = UserError(" ".join(str(error).split()))  # a class refuses its settings
             if cause is None:
                 raise
             raise cause from None
