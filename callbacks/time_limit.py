@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from rlvr_pl.module import RLVRModule
     from rlvr_pl.update import UpdateReport
 
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name))
 
 
 class TimeLimit(UpdateCallback):
     """Finishes the update that is running, saves a checkpoint and ends with status 0; `--resume` goes on from there.
 
     It stops when the next update might not end in time, judged by the longest update so far (validation and callbacks
-    included) and half as much again. SIGTERM and SIGUSR1 stop after the current update whatever the time; a second
-    one ends the process at once, and the run continues from its last checkpoint.
+    included) and half as much again. SIGTERM, SIGUSR1 and SIGINT (Ctrl-C) stop after the current update whatever the
+    time; a second one ends the process at once, and the run continues from its last checkpoint.
 
     Args:
         limit: seconds, or ``HH:MM:SS``, since this process began to train; null reacts to signals alone.
@@ -63,6 +63,8 @@ class TimeLimit(UpdateCallback):
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self._asked = signal.Signals(number).name
+        # not print: the signal may have come in the middle of one
+        os.write(2, f"rlvr-pl: {self._asked}: ends after this update; once more ends it at once\n".encode())
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         self._restore()

@@ -158,7 +158,8 @@ def accumulate_gradient(
 ) -> tuple[float, int]:
     """Forward and backward of every rollout that can matter; the loss and the number of trained tokens.
 
-    Out of memory halves the micro-batch and tries it again. Raises `NonFiniteError` for a loss that is not finite.
+    Out of memory halves the micro-batch and tries it again; a single rollout that does not fit raises `RunFailure`.
+    Raises `NonFiniteError` for a loss that is not finite.
     """
     matter = torch.ones(len(batch), dtype=torch.bool) if objective.every_row else weights.ne(0).any(1)
     rows = matter.nonzero()[:, 0].tolist()
@@ -168,10 +169,16 @@ def accumulate_gradient(
         rows = queue.pop(0)
         try:
             value = _backward(policy, objective, batch.select(rows), weights[rows], temperature)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
             total.discard()
-            if len(rows) == 1:
+            if not _out_of_memory(error):
                 raise
+            if len(rows) == 1:
+                prompt, length = len(batch.prompt_ids[rows[0]]), int(batch.lengths[rows])
+                raise RunFailure(
+                    f"out of memory with rollout {_names(batch, rows)} alone ({length} tokens after a prompt of {prompt}); "
+                    "lower model.max_new_tokens or free memory"
+                ) from error
             print(f"rlvr-pl: out of memory in a micro-batch of {len(rows)} rollouts; halved", file=sys.stderr)
             half = (len(rows) + 1) // 2
             queue[:0] = [rows[:half], rows[half:]]
@@ -183,6 +190,11 @@ def accumulate_gradient(
         loss += value
         tokens += int(batch.lengths[rows].sum())
     return loss, tokens
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    """GPUs have an exception of their own; on a CPU only the words tell."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _backward(policy: Policy, objective: Objective, part: RolloutBatch, weights: Tensor, temperature: float) -> float:

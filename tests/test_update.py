@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from rlvr_pl.errors import RunFailure
 from rlvr_pl.objectives import GRPO, Objective
 from rlvr_pl.types import Completion, Grade, GradeStatus, Rollout, StopReason, build_batch
 from rlvr_pl.update import (
@@ -43,7 +44,7 @@ def make_batch(rewards, lengths, *, group_size=4, prompts=(3, 5), seed=0):
     return build_batch(rollouts, group_size, update=1, cap=16)
 
 
-MIXED = dict(rewards=(1, 0, 0, 1, 0, 0, 1, 0), lengths=(3, 9, 1, 4, 12, 2, 7, 5))
+MIXED = {"rewards": (1, 0, 0, 1, 0, 0, 1, 0), "lengths": (3, 9, 1, 4, 12, 2, 7, 5)}
 
 
 class Ratio(Objective):
@@ -135,8 +136,8 @@ def snapshot(policy, optimizer):
 
 
 def test_uniform_update_is_skipped_or_stepped_as_the_supplied_code_does(tiny_policy):
-    """After one real step, a uniform batch: "skip" leaves weights and optimizer state alone; "step" is AdamW's step on a
-    zero gradient: m <- .9 m, v <- .999 v, decay, all applied by torch itself in the reference."""
+    """After one real step, a uniform batch: "skip" leaves weights and optimizer state alone; "step" is AdamW's step on
+    a zero gradient: m <- .9 m, v <- .999 v, decay, all applied by torch itself in the reference."""
     mixed, uniform = make_batch(**MIXED), make_batch((1,) * 4 + (0,) * 4, MIXED["lengths"])
     policies = [tiny_policy() for _ in range(3)]
     optimizers = [adamw(p) for p in policies]
@@ -200,6 +201,22 @@ def test_out_of_memory_halves_the_micro_batch_and_changes_nothing(tiny_policy, m
     assert again == pytest.approx(loss, abs=1e-10)
     assert (halves - whole).norm() <= 1e-10 * whole.norm()
     assert "out of memory" in capsys.readouterr().err
+
+
+def test_a_cpu_without_memory_halves_too_and_says_when_one_rollout_does_not_fit(tiny_policy, monkeypatch, capsys):
+    tiny_policy, monkeypatch, capsys
+):
+    import rlvr_pl.update as room
+
+    def hungry(policy, objective, part, weights, temperature):
+        torch.empty(2**50, dtype=torch.uint8)  # a petabyte: torch's own complaint, a plain RuntimeError
+
+    monkeypatch.setattr(room, "_backward", hungry)
+    batch = make_batch(**MIXED)
+    with pytest.raises(RunFailure, match=r"rollout q1#0 alone \(12 tokens after a prompt of 5\)"):
+        gradient(tiny_policy(), GRPO(), batch, 10**6)
+    # 8 rollouts, 4, 2, 1: halved three times before the longest stands alone
+    assert capsys.readouterr().err.count("halved") == 3
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_step(tiny_policy):

@@ -71,7 +71,7 @@ class Send(Callback):
             os.kill(os.getpid(), self.number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 def test_a_signal_ends_the_run_after_the_update(run, capsys, number):
     before = [signal.getsignal(n) for n in time_limit.SIGNALS]
     done = run(TimeLimit(), Send(number, 3))
