@@ -38,6 +38,8 @@ COMMANDS = {
     "import-gguf": "convert a GGUF file into a policy folder",
     "import-supplied": "convert a .pth checkpoint of the supplied recipe into a policy folder",
     "make-default": "regenerate the embedded policies",
+    "study": "train matched arms over seeds, judge them by a frozen rule, and report",
+    "report": "one self-contained page of a run or a study, every number with its command",
     "quickstart": "train the embedded default and compare before and after",
 }
 

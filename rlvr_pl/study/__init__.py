@@ -1,0 +1,1 @@
+"""Studies: matched arms over seeds from one start, with the rule and the expectations written down beforehand."""
