@@ -176,8 +176,8 @@ def accumulate_gradient(
             if len(rows) == 1:
                 prompt, length = len(batch.prompt_ids[rows[0]]), int(batch.lengths[rows])
                 raise RunFailure(
-                    f"out of memory with rollout {_names(batch, rows)} alone ({length} tokens after a prompt of {prompt}); "
-                    "lower model.max_new_tokens or free memory"
+                    f"out of memory with rollout {_names(batch, rows)} alone, {length} tokens after a prompt of "
+                    f"{prompt}; lower model.max_new_tokens or free memory"
                 ) from error
             print(f"rlvr-pl: out of memory in a micro-batch of {len(rows)} rollouts; halved", file=sys.stderr)
             half = (len(rows) + 1) // 2

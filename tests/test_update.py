@@ -204,8 +204,6 @@ def test_out_of_memory_halves_the_micro_batch_and_changes_nothing(tiny_policy, m
 
 
 def test_a_cpu_without_memory_halves_too_and_says_when_one_rollout_does_not_fit(tiny_policy, monkeypatch, capsys):
-    tiny_policy, monkeypatch, capsys
-):
     import rlvr_pl.update as room
 
     def hungry(policy, objective, part, weights, temperature):
@@ -213,7 +211,7 @@ def test_a_cpu_without_memory_halves_too_and_says_when_one_rollout_does_not_fit(
 
     monkeypatch.setattr(room, "_backward", hungry)
     batch = make_batch(**MIXED)
-    with pytest.raises(RunFailure, match=r"rollout q1#0 alone \(12 tokens after a prompt of 5\)"):
+    with pytest.raises(RunFailure, match=r"rollout q1#0 alone, 12 tokens after a prompt of 5;"):
         gradient(tiny_policy(), GRPO(), batch, 10**6)
     # 8 rollouts, 4, 2, 1: halved three times before the longest stands alone
     assert capsys.readouterr().err.count("halved") == 3
