@@ -70,6 +70,8 @@ class RLVRModule(LightningModule):
         max_grad_norm: clip threshold of the global gradient norm (1.0 as supplied); null does not clip.
         uniform_update: what an update does when no rollout carries weight: "skip" changes nothing; "step" steps on a
             zero gradient as the supplied code does, so that momentum and decay still move the weights.
+        require_box: whether a reward needs a boxed answer (the supplied recipe's rule); false grades the last number, or
+            the whole text, where there is no box, as evaluation does.
         micro_batch_tokens: padded tokens that go through forward and backward at once. Memory and speed only.
         eval_batch_size: questions decoded together in validation; part of every item record.
         eval_max_new_tokens: cap in validation; null takes the policy's own default.
@@ -90,6 +92,7 @@ class RLVRModule(LightningModule):
         logprob_temperature: float = 1.0,
         max_grad_norm: float | None = 1.0,
         uniform_update: UniformUpdate = "skip",
+        require_box: bool = True,
         micro_batch_tokens: int = 16384,
         eval_batch_size: int = 64,
         eval_max_new_tokens: int | None = None,
@@ -114,6 +117,7 @@ class RLVRModule(LightningModule):
         self.logprob_temperature = logprob_temperature
         self.max_grad_norm = max_grad_norm
         self.uniform_update: UniformUpdate = uniform_update
+        self.require_box = require_box
         self.micro_batch_tokens = micro_batch_tokens
         self.eval_batch_size = eval_batch_size
         self.seed = seed
@@ -281,7 +285,7 @@ class RLVRModule(LightningModule):
                 GradeRequest(text, q, self.policy.template.render(q), c.token_ids, c.stop_reason is StopReason.LENGTH)
                 for text, q, c in zip(texts, asked, completions)
             ],
-            require_box=True,
+            require_box=self.require_box,
         )
         self.cost["graded"] += len(grades)
         return [
@@ -347,7 +351,7 @@ class RLVRModule(LightningModule):
                 )
                 for head, c, q in zip(heads, completions, owners)
             ],
-            require_box=True,
+            require_box=self.require_box,
         )
         self.cost["sampled_tokens"] += sum(len(c.token_ids) for c in completions)
         self.cost["prefill_tokens"] += sum(len(batch.prompt_ids[w.row]) + w.position for w in wishes)
