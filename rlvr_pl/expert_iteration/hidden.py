@@ -20,7 +20,9 @@ from rlvr_pl.grading.extract import boxes
 from rlvr_pl.grading.normalize import normalize
 from rlvr_pl.types import GradeStatus, Question
 
-_MARKUP = re.compile(r"\\(?:left|right|displaystyle|textstyle)(?![A-Za-z])|\\[,;:! ]|[\s$~]")
+_MARKUP = re.compile(r"\\(?:left|right|displaystyle|textstyle)(?![A-Za-z])|\\[,;: ]|[$~]")
+_NEEDLESS = re.compile(r"(?<![^\W_]) | (?![^\W_])")
+_THIN_SPACE = re.compile(r"(?<=\d)(?:\\[,;: ]|\{\\,\})(?=\d{3})")
 _FRACTION_NAMES = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _FRACTION = re.compile(r"-?\\[dtc]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}")
@@ -83,9 +85,12 @@ def leak(text: str, phrases: Sequence[str]) -> str | None:
 
 
 def _plain(text: str) -> str:
-    return _MARKUP.sub("", _FRACTION_NAMES.sub(r"\\frac", _unified(text))).casefold()
+    """Text with one space between two words or numbers, and none anywhere else."""
+    text = _MARKUP.sub(" ", _FRACTION_NAMES.sub(r"\\frac", _unified(text)))
+    return _NEEDLESS.sub("", " ".join(text.split())).casefold()
 
 
 def _unified(text: str) -> str:
-    """Text with one form of each character, and numbers without LaTeX between their digits (10,\\!000 and 10{,}000)."""
-    return unicodedata.normalize("NFKC", text).replace("\u2212", "-").replace("{,}", ",").replace("\\!", "")
+    """Text with one form of each character, and numbers without LaTeX between their digits."""
+    text = unicodedata.normalize("NFKC", text).replace("\u2212", "-").replace("{,}", ",").replace("\\!", "")
+    return _THIN_SPACE.sub("", text)

@@ -19,6 +19,8 @@ HELD = [
     ("so x is 112 and", "12"),  # the paper's rule: the answer string is in it
     ("a total of 1,000 marbles", "1000"),
     ("a total of 1{,}000 marbles", "1000"),
+    ("a total of 10,\\!000 marbles", "10000"),
+    ("a total of 2\\,500 marbles", "2500"),
     ("that is 0.5 of them", "\\frac{1}{2}"),
     ("that is 1/2 of them", "\\frac{1}{2}"),
     ("that is $\\frac{2}{4}$ of them", "1/2"),
@@ -41,6 +43,7 @@ HIDDEN = [
     ("the fraction is $\\frac{1}{3}$", "\\frac{1}{2}"),
     ("it is odd", "\\text{even}"),
     ("the pair $(4, 3)$", "(3,4)"),
+    ("stage 1 17:30", "11"),
     ("", "7"),
 ]
 
