@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -128,6 +129,7 @@ class RLVRModule(LightningModule):
         self._start: Policy | None = None
         self._items: list[dict[str, Any]] = []
         self._synced = False
+        self._said_still = False
 
     # ---- set-up ----------------------------------------------------------------------------------------------------
 
@@ -389,6 +391,14 @@ class RLVRModule(LightningModule):
             uniform_update=self.uniform_update,
         )
         self._synced = self._synced and not result.stepped
+        still = result.grad_norm > 0 and result.changed_share == 0
+        if still and not self._said_still and self.trainer.is_global_zero:
+            self._said_still = True
+            print(
+                f"rlvr-pl: a step at learning rate {optimizer.param_groups[0]['lr']:g} changed no weight: every change "
+                "rounded away; raise the rate or set precision.master_weights (said once)",
+                file=sys.stderr,
+            )
         return result
 
     def _stopped(self, error: Exception, number: int, rollouts: Sequence[Rollout]) -> NonFiniteError:
