@@ -71,8 +71,8 @@ class RLVRModule(LightningModule):
         max_grad_norm: clip threshold of the global gradient norm (1.0 as supplied); null does not clip.
         uniform_update: what an update does when no rollout carries weight: "skip" changes nothing; "step" steps on a
             zero gradient as the supplied code does, so that momentum and decay still move the weights.
-        require_box: whether a reward needs a boxed answer (the supplied recipe's rule); false grades the last number, or
-            the whole text, where there is no box, as evaluation does.
+        require_box: whether a reward needs a boxed answer (the supplied recipe's rule); false grades the last number,
+            or the whole text, where there is no box, as evaluation does.
         micro_batch_tokens: padded tokens that go through forward and backward at once. Memory and speed only.
         eval_batch_size: questions decoded together in validation; part of every item record.
         eval_max_new_tokens: cap in validation; null takes the policy's own default.

@@ -42,7 +42,6 @@ def tiny_policy():
         from transformers import Qwen3Config, Qwen3ForCausalLM
 
         from rlvr_pl.policy import Policy
-        from rlvr_pl.prompts import PromptTemplate
 
         torch.manual_seed(seed)
         settings = {

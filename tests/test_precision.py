@@ -23,8 +23,8 @@ def trained(master_weights: bool, lr: float, steps: int, start: torch.Tensor, gr
 
 
 def test_bf16_noop():
-    """w = 1, constant gradient, rate 1e-3, 100 steps. Adam's step is the rate: 1e-3 < 2^-9, half a BF16 step below 1, so
-    BF16 stays at 1; masters reach 1 - 100 * 1e-3 = 0.9, rounded to BF16 within 2^-9."""
+    """w = 1, constant gradient, rate 1e-3, 100 steps. Adam's step is the rate: 1e-3 < 2^-9, half a BF16 step below 1,
+    so BF16 stays at 1; masters reach 1 - 100 * 1e-3 = 0.9, rounded to BF16 within 2^-9."""
     still, _, _ = trained(False, 1e-3, 100, torch.ones(4))
     assert torch.equal(still, torch.ones(4, dtype=torch.bfloat16))
     moved, plugin, optimizer = trained(True, 1e-3, 100, torch.ones(4))

@@ -47,8 +47,8 @@ def policy_of(model, path) -> Policy:
 
 
 def test_supplied_loss_and_gradient(monkeypatch, tmp_path):
-    """Both sides are FP32; sums of about 1e3 products of order 1 round to 1e3 * 6e-8 = 6e-5 at worst and 2e-6 as a random
-    walk; 1e-5 of the gradient's norm is the bar."""
+    """Both sides are FP32; sums of about 1e3 products of order 1 round to 1e3 * 6e-8 = 6e-5 at worst and 2e-6 as a
+    random walk; 1e-5 of the gradient's norm is the bar."""
     theirs = supplied_model()
     policy = policy_of(theirs, tmp_path)
     drawn: list[tuple[list[int], int]] = []

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> Result:
     begin = time.perf_counter()
 
     def evaluate(batch_size: int) -> list[dict[str, Any]]:
-        with _progress(f"batch {batch_size}", len(questions)) as tick:
+        with _Progress(f"batch {batch_size}", len(questions)) as tick:
             return evaluate_questions(
                 policy, sampler, grader, questions, decoding, batch_size=batch_size, progress=tick
             )
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> Result:
         data["noise_floor"] = floor = _noise_floor(args.batch_size, items, again)
         notes.append(
             f"Noise floor: batch {floor['batch_sizes'][0]} and {floor['batch_sizes'][1]} disagree on "
-            f"{floor['discordant']} of {len(items)} items ({100 * floor['discordance_rate']:.1f}%) at identical weights."
+            f"{floor['discordant']} of {len(items)} items ({100 * floor['discordance_rate']:.1f}%) at equal weights."
         )
     if args.out is not None:
         write_items(args.out, head, items)
@@ -120,7 +120,7 @@ def _table(name: str, data: dict[str, Any]) -> Table:
     return Table("Greedy evaluation", ["policy", "correct", "accuracy", "boxed", "truncated", "mean tokens"], [row])
 
 
-class _progress:  # noqa: N801 (a context manager used like a function)
+class _Progress:
     """A progress bar with ETA on stderr; entering gives a function that is told how many are done."""
 
     def __init__(self, what: str, total: int) -> None:
