@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+WORKERS ?= 2
 # Threads that spin on busy cores cost far more than they give at these sizes.
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -13,10 +14,10 @@ quickstart: $(VENV)/.installed
 	$(BIN)/rlvr-pl quickstart
 
 test: $(VENV)/.installed-dev
-	$(BIN)/pytest -m "not slow and not vllm"
+	$(BIN)/pytest -n $(WORKERS) -m "not slow and not vllm"
 
 test-slow: $(VENV)/.installed-dev
-	$(BIN)/pytest -m "slow and not vllm"
+	$(BIN)/pytest -n $(WORKERS) -m "slow and not vllm"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
