@@ -138,3 +138,33 @@ def test_the_template_file_is_plain_json(tmp_path):
     make_template("ü {problem}", byte_tokenizer()).to_folder(tmp_path)
     spec = json.loads((tmp_path / "prompt_template.json").read_text(encoding="utf-8"))
     assert spec == {"kind": "text", "name": "text", "text": "ü {problem}"}
+
+
+# ---- hints ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_hinted_question_tells_its_answer_and_is_otherwise_the_same():
+    told = Question("q", "What is {answer} + {problem}?", "{problem} 7", "algebra", 3)
+    template = TextTemplate(byte_tokenizer(), text="Q: {problem} A:", hint="{problem} (it is {answer})")
+    hinted = template.hinted(told)
+    # what stands in braces in a problem or an answer is theirs
+    assert hinted.problem == "What is {answer} + {problem}? (it is {problem} 7)"
+    assert (hinted.uid, hinted.answer, hinted.subject, hinted.level) == ("q", told.answer, "algebra", 3)
+    assert template.render(hinted) == f"Q: {hinted.problem} A:"
+
+
+def test_every_template_has_a_hint_and_a_folder_keeps_its_own(tmp_path):
+    tokenizer = byte_tokenizer(chat=CHAT)
+    for kind in ("supplied", "chat"):
+        hinted = make_template(kind, tokenizer).hinted(Question("q", "1+1?", "2"))
+        assert "1+1?" in hinted.problem and "2" in hinted.problem
+        assert "hint" not in make_template(kind, tokenizer).spec()  # files of earlier versions stay as they are
+    own = make_template({"kind": "text", "text": "{problem}", "hint": "{answer}, {problem}"}, tokenizer)
+    own.to_folder(tmp_path)
+    assert template_of_folder(tmp_path, tokenizer).hinted(Question("q", "1+1?", "2")).problem == "2, 1+1?"
+
+
+@pytest.mark.parametrize("hint", ["", "{problem}", "the answer is {answer}"])
+def test_a_hint_without_problem_or_answer_is_refused(hint):
+    with pytest.raises(UserError, match="the hint must hold"):
+        make_template({"kind": "text", "text": "{problem}", "hint": hint}, byte_tokenizer())

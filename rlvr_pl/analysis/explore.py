@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
+import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,10 +87,36 @@ def check_counts(args: argparse.Namespace, *names: str) -> None:
 
 @contextlib.contextmanager
 def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar with ETA on stderr; the function is told how many are done."""
+    """A bar with ETA on stderr, or a line every half minute where that is no terminal; the function is told how many
+    are done."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    console = progress_console()
+    if not console.is_terminal:
+        yield _SpokenProgress(what, total)
+        return
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=progress_console(), transient=True) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.update(task, completed=done)
+
+
+class _SpokenProgress:
+    """Prints how many are done and how long the rest will take, as fast as it went since the first call."""
+
+    SECONDS = 30.0
+
+    def __init__(self, what: str, total: int) -> None:
+        self.what, self.total = what, total
+        self.first: tuple[int, float] | None = None
+        self.last = time.monotonic()
+
+    def __call__(self, done: int) -> None:
+        now = time.monotonic()
+        if self.first is None:
+            self.first = done, now
+        if now - self.last < self.SECONDS or done <= self.first[0]:
+            return
+        self.last = now
+        left = (now - self.first[1]) / (done - self.first[0]) * (self.total - done)
+        print(f"{self.what} {done}/{self.total}  {timedelta(seconds=round(left))} left", file=sys.stderr, flush=True)
