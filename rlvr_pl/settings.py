@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from jsonargparse import ArgumentError, class_from_function, set_parsing_settings
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 import rlvr_pl.callbacks
 import rlvr_pl.grading
 import rlvr_pl.objectives
 import rlvr_pl.sampling.torch
+from rlvr_pl.config_file import read_config
 from rlvr_pl.data.module import RunData
 from rlvr_pl.data.solutions import SolutionData
 from rlvr_pl.errors import UserError
@@ -110,6 +114,7 @@ class FitCLI(LightningCLI):
 
     def __init__(self, argv: Sequence[str], settle: Settle) -> None:
         self._settle = settle
+        self._given = [read_config(path) for path in config_files(argv)]
         super().__init__(
             RLVRModule,
             RunData,
@@ -124,7 +129,7 @@ class FitCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         try:
             super().parse_arguments(parser, args)
-        except ArgumentError as error:
+        except (ArgumentError, UnicodeDecodeError) as error:
             raise UserError(worded(str(error))) from None
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -170,6 +175,8 @@ class FitCLI(LightningCLI):
                 raise UserError(f"trainer.{name}: {instead}; leave this unset")
         if config.start is not None:
             config.policy.name = config.start
+        for line in dict.fromkeys(line for given in self._given for line in left_out(given, config)):
+            print(f"rlvr-pl: {line}", file=sys.stderr)
         stored = config.clone()
         for key in ("config", "run", "resume", "overwrite", "start"):
             stored.pop(key, None)
@@ -212,6 +219,27 @@ def known_classes(base: type) -> dict[str, type]:
         if not getattr(cls, "__abstractmethods__", None):
             found[cls.__name__] = cls
     return dict(sorted(found.items()))
+
+
+def config_files(argv: Sequence[str]) -> list[str]:
+    """The files that follow ``--config`` and ``-c``."""
+    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
+    named = [value for flag, value in pairwise(words) if flag in ("--config", "-c")]
+    return [value for value in named if os.path.lexists(value)]
+
+
+def left_out(given: Mapping[str, Any], config: Any) -> list[str]:
+    """What a config file says of classes that the command line then replaced by others, one line each."""
+    lines = []
+    for slot, spec in given.items():
+        final = config.get(slot)
+        if not isinstance(spec, dict) or "class_path" not in spec or final is None or "class_path" not in final:
+            continue
+        old, new = (str(path).rsplit(".", 1)[-1] for path in (spec["class_path"], final["class_path"]))
+        lost = [name for name in spec.get("init_args") or {} if name not in (final.get("init_args") or {})]
+        if old != new and lost:
+            lines.append(f"--{slot}: {new} takes the place of {old}; left out: {', '.join(lost)}")
+    return lines
 
 
 def full_names(argv: Sequence[str]) -> list[str]:
