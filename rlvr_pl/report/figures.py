@@ -64,7 +64,7 @@ def drift_figure(subject: Subject) -> Figure | None:
         "Drift on fixed contexts: entropy and KL from the start, logarithmic. Rows of each run's drift.csv.",
         "Entropy and KL by update, one line a run",
         svg,
-        [_plot(subject)],
+        _plots(subject),
     )
 
 
@@ -90,19 +90,22 @@ def validation_figure(subject: Subject) -> Figure | None:
                 if level is not None:
                     ax.axhline(100 * level / n, color=INK, lw=0.8, ls=dash)
 
-    svg = _panels(subject, draw, "% correct")
+    svg = _panels(subject, subject.arms, draw, "% correct")
     lines = "Dashed: the start." + (" Dotted: the floor of the frozen rule." if floor is not None else "")
     return Figure(
         "Figure 1",
         f"Greedy accuracy on held-out questions, with the binomial 95% interval of one checkpoint. {lines}",
         "Share of correct answers by update, one panel an arm",
         svg,
-        [_plot(subject)],
+        _plots(subject),
     )
 
 
-def class_figure(subject: Subject) -> Figure:
+def class_figure(subject: Subject) -> Figure | None:
     """What rollouts consist of, window by window."""
+    arms = _sampling(subject)
+    if not arms:
+        return None
 
     def draw(ax: Any, arm: str, colour: str) -> None:
         windows = subject.of(arm)[0].windows["windows"]
@@ -121,13 +124,16 @@ def class_figure(subject: Subject) -> Figure:
         f"What the sampled rollouts consist of, windows of {subject.runs[0].window} updates: ended by themselves; cut "
         f"off at the cap in ordinary text; cut off in a loop; cut off in token soup.{seeds}",
         "Stacked shares of rollout classes by update, one panel an arm",
-        _panels(subject, draw, "% of rollouts", legend=True),
-        [command("rollout-stats", subject.runs[0].path, "--window", subject.runs[0].window)],
+        _panels(subject, arms, draw, "% of rollouts", legend=True),
+        _statistics(subject),
     )
 
 
-def mass_figure(subject: Subject) -> Figure:
+def mass_figure(subject: Subject) -> Figure | None:
     """M-/M+ and gradient norms by window."""
+    runs = [run for run in subject.runs if run.arm in _sampling(subject)]
+    if not runs:
+        return None
 
     def mass(ax: Any, run: ReportedRun, style: dict[str, Any]) -> None:
         _windows(ax, run, "m_ratio", style)
@@ -141,8 +147,8 @@ def mass_figure(subject: Subject) -> Figure:
         "Left: negative over positive token mass of the objective's own weights, M₋/M₊, by window. Right: median "
         "gradient norm before clipping, by window.",
         "M-/M+ and gradient norm by update, one line a run",
-        _overlay(subject, subject.runs, [("M₋/M₊", mass, "log"), ("gradient norm", norm, "log")]),
-        [command("rollout-stats", subject.runs[0].path, "--window", subject.runs[0].window)],
+        _overlay(subject, runs, [("M₋/M₊", mass, "log"), ("gradient norm", norm, "log")]),
+        _statistics(subject),
     )
 
 
@@ -164,7 +170,8 @@ def _overlay(subject: Subject, runs: Sequence[ReportedRun], panels: Sequence[tup
             if scale == "log" and any(min(line.get_ydata(), default=0) > 0 for line in ax.lines):
                 ax.set_yscale("log")
                 _plain_ticks(ax)
-            ax.set(xlabel="update", ylabel=label)
+            ax.set(xlabel="update", ylabel=label, xlim=(0, 1.01 * max(run.windows["updates"] for run in runs)))
+            ax.xaxis.get_major_locator().set_params(integer=True)
             ax.grid(axis="y", color=FAINT, lw=0.6)
         if len(subject.arms) > 1:
             from matplotlib.lines import Line2D
@@ -174,10 +181,11 @@ def _overlay(subject: Subject, runs: Sequence[ReportedRun], panels: Sequence[tup
         return _svg(fig)
 
 
-def _panels(subject: Subject, draw: Callable[[Any, str, str], None], label: str, legend: bool = False) -> str:
+def _panels(
+    subject: Subject, arms: Sequence[str], draw: Callable[[Any, str, str], None], label: str, legend: bool = False
+) -> str:
     """A small panel for each arm, all on the same axes."""
     plt = _pyplot()
-    arms = subject.arms
     columns = min(4, len(arms))
     rows = -(-len(arms) // columns)
     with plt.rc_context(STYLE):
@@ -196,6 +204,11 @@ def _panels(subject: Subject, draw: Callable[[Any, str, str], None], label: str,
         if legend:
             fig.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
         return _svg(fig)
+
+
+def _sampling(subject: Subject) -> list[str]:
+    """Arms that sample their rollouts; the records of the others are stored solutions."""
+    return [arm for arm in subject.arms if not any(run.stored for run in subject.of(arm))]
 
 
 def _windows(ax: Any, run: ReportedRun, name: str, style: dict[str, Any]) -> None:
@@ -217,12 +230,19 @@ def _colour(subject: Subject, arm: str) -> str:
 
 
 def _plain_ticks(ax: Any) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     low, high = ax.get_ylim()
-    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 200 else (1,)))
+    if high / low < 5:
+        ax.yaxis.set_major_locator(MaxNLocator(5))
+    else:
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 200 else (1,)))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _statistics(subject: Subject) -> list[str]:
+    return [command("rollout-stats", *(run.path for run in subject.runs), "--window", subject.runs[0].window)]
 
 
 def _pyplot() -> Any:
@@ -241,6 +261,6 @@ def _svg(fig: Any) -> str:
     return text.getvalue()
 
 
-def _plot(subject: Subject) -> str:
-    """The command that draws one run's records."""
-    return command("plot", subject.runs[0].path)
+def _plots(subject: Subject) -> list[str]:
+    """The commands that draw the same records of each run."""
+    return [command("plot", run.path) for run in subject.runs]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -117,7 +118,7 @@ def fixed_beforehand(subject: Subject) -> Section:
                 "Statements written in the study file before its first run, and whether they held in every seed.",
                 ["Expected", "Outcome", "Found"],
                 said,
-                [command("study", content["file"])],
+                [command("study", content["file"], "--out", subject.path)],
             )
         )
     return section
@@ -133,9 +134,9 @@ def arms(subject: Subject) -> Section:
     ]
     section = Section("Arms")
     section.text.append(
-        "All arms trained by `fit` have the same start, questions and order, rollouts of an update, cap, grader and "
-        "validations; anything else in which an arm differs is listed. An arm that differs in several things at once "
-        "is no single-factor intervention."
+        "All arms that are settings of fit have the same start, questions and order, rollouts of an update, cap, "
+        "grader and validations; anything else in which an arm differs is listed. An arm that differs in several "
+        "things at once is no single-factor intervention."
     )
     section.add(
         Grid(
@@ -331,7 +332,9 @@ def _longest_run(text: str, mark: str) -> int:
 def _numeric(grid: Grid, column: int) -> bool:
     """Whether a column holds figures, which are set right-aligned."""
     cells = [str(row[column]) for row in grid.rows if row[column] not in (None, "", "–")]
-    return bool(cells) and all(cell.lstrip("+−-")[:1].isdigit() for cell in cells) and column > 0
+    return (
+        column > 0 and bool(cells) and all(re.match(r"[+−]?\d", x) and not re.search(r"[a-zA-Z]{2}", x) for x in cells)
+    )
 
 
 def _data_uri(svg: str) -> str:

@@ -25,12 +25,14 @@ WINDOW = 20
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """One run. `arm` and `seed` name it in a study; alone it has its folder's name."""
+    """One run. `arm` and `seed` name it in a study; alone it has its folder's name. `verdict` is of the study's rule,
+    or of the run's own; None without a rule."""
 
     path: Path
     arm: str
     seed: int | None
     window: int
+    verdict: dict[str, Any] | None
 
     @property
     def label(self) -> str:
@@ -88,14 +90,18 @@ class ReportedRun:
     def config_sha256(self) -> str:
         return hashlib.sha256(self.config.encode()).hexdigest()
 
-    @property
-    def verdict(self) -> dict[str, Any] | None:
-        """What the run's frozen rule says of its records."""
-        return self.windows["verdict"]
+    @cached_property
+    def stored(self) -> bool:
+        """Whether the run learned stored solutions and sampled nothing itself."""
+        own = ledger_path(self.path)
+        return own.exists() and CostLedger.read(own).sampled_tokens == 0
 
-    def sampled(self, update: int) -> tuple[int, int]:
-        """Rollouts and their tokens up to an update."""
-        done = self.records.rollouts[:update]
+    def exposure(self, update: int) -> tuple[int, int]:
+        """Rollouts and their tokens up to an update; at the end all that was graded and sampled for the run, searches
+        and branches included."""
+        if update == self.windows["updates"] and self.ledgers:
+            return self.cost.graded, self.cost.sampled_tokens
+        done = [] if self.stored else self.records.rollouts[:update]
         return sum(map(len, done)), sum(fact.length for facts in done for fact in facts)
 
 
@@ -150,7 +156,7 @@ def read_subject(path: Path) -> Subject:
         study = StudyFolder(path)
         window = study.criterion.window
         runs = [
-            ReportedRun(one.folder, arm, one.seed, window)
+            ReportedRun(one.folder, arm, one.seed, window, one.verdict)
             for arm, found in study.outcomes.items()
             for one in found
             if arm != START and one.folder is not None
@@ -160,9 +166,9 @@ def read_subject(path: Path) -> Subject:
         return Subject(path, runs, study.start_items, study.criterion, study)
     if not (path / "run.json").exists():
         raise UserError(f"{path}: neither a run folder (run.json) nor a study ({FROZEN})")
-    rule = RunRecords(path).criterion()
+    records = RunRecords(path)
+    rule = records.criterion()
     criterion = rule[0] if rule else None
-    run = ReportedRun(path, path.resolve().name, None, criterion.window if criterion else WINDOW)
-    if not run.windows["updates"]:
-        raise UserError(f"{path}: has no update yet")
+    window = criterion.window if criterion else WINDOW
+    run = ReportedRun(path, path.resolve().name, None, window, records.verdict())
     return Subject(path, [run], run.items.get(0), criterion)

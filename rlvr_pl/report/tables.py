@@ -25,11 +25,9 @@ def table_1(subject: Subject) -> Grid | None:
     found = ask(*words)
     rows: list[list[Cell]] = []
     for (run, update), paired in zip(chosen, found.get("comparisons", [found])):
-        rollouts, tokens = run.sampled(update)
-        if update == max(run.items):
-            tokens = run.cost.sampled_tokens
+        rollouts, tokens = run.exposure(update)
         difference = change(paired["delta_pp"], paired["ci_low"], paired["ci_high"])
-        exposure = f"{rollouts:,} / {amount(tokens)}" if tokens else f"{amount(run.cost.trained_tokens)} learned"
+        exposure = f"{rollouts:,} / {amount(tokens)}" if tokens else "–"
         turnover = f"{paired['gained']} / {paired['lost']}"
         rows.append([f"{run.label}, update {update}", exposure, _correct(run, update), difference, turnover])
     start = sum(_outcomes(subject.start_items))
@@ -108,7 +106,7 @@ def power_table(subject: Subject) -> Grid | None:
     rates = [0.2]
     if len(files) > 1:
         measured = round(ask("noise-floor", *files)["discordance_rate"], 3)
-        rates = sorted({measured, 0.2} - {0.0})
+        rates = sorted(rate for rate in {measured, 0.2} if rate >= max(EFFECTS))  # no effect exceeds the discordance
     words = ["power", "--pd", *rates, "--n", *sorted({n, *PANELS}), "--delta", *EFFECTS]
     grid = ask(*words)["grid"]
     rows: list[list[Cell]] = []
@@ -116,11 +114,11 @@ def power_table(subject: Subject) -> Grid | None:
         rows.append([line[0]["p_d"], line[0]["n"], number(line[0]["se_pp"], 1), *(number(x["power"], 2) for x in line)])
     needed = ["power", "--pd", *rates, "--delta", EFFECTS[0], "--target-power", 0.8]
     found = ask(*needed)
-    items = [f"{x['n']:,} at p_d = {x['p_d']:g}" for x in found.get("grid", [found])]
+    items = " and ".join(f"{x['n']:,} items at p_d = {x['p_d']:g}" for x in found.get("grid", [found]))
     return Grid(
         "Power",
         "Power of one paired comparison (two-sided, 5%) at the discordance measured above and at the paper's 0.20. "
-        f"80% power for 3 pp needs {', '.join(items)} items. Training-seed variance comes on top.",
+        f"80% power for 3 pp needs {items}. Training-seed variance comes on top.",
         ["p_d", "n", "SE (pp)", *(f"Power, Δ = {100 * d:g} pp" for d in EFFECTS)],
         rows,
         [command(*words), command(*needed)],
@@ -150,10 +148,11 @@ def table_4(subject: Subject) -> Grid | None:
         correct = run.records.validation()
         at = [u for u in sorted(run.items) if u]
         measured = [u for u in at if u in run.drift]
-        soup = [w["soup"] for w in run.windows["windows"]]
+        soup = [] if run.stored else [w["soup"] for w in run.windows["windows"]]
         rows.append(
             [
-                f"{run.label} {series(at)}",
+                run.label,
+                series(at),
                 series([correct[u] for u in at]),
                 change(paired["delta_pp"], paired["ci_low"], paired["ci_high"]),
                 series([run.drift[u]["entropy"] for u in measured], 3) if measured else "–",
@@ -165,7 +164,7 @@ def table_4(subject: Subject) -> Grid | None:
         "Table 4",
         "Every run at its validations. Δ is of the last one. Entropy and KL(start ‖ checkpoint) in nats a token on "
         f"fixed contexts; soup is its largest share of the rollouts of a {subject.runs[0].window}-update window.",
-        ["Arm, updates", "Correct", "Δ vs start at the end, pp [95% CI]", "Entropy/token", "KL/token", "Soup"],
+        ["Arm", "Updates", "Correct", "Δ vs start at the end, pp [95% CI]", "Entropy/token", "KL/token", "Soup"],
         rows,
         [
             command("compare", subject.start_items, *files),
@@ -180,7 +179,7 @@ def table_4b(subject: Subject) -> Grid:
     window = subject.runs[0].window
     rows: list[list[Cell]] = []
     for run in subject.runs:
-        windows, whole = run.windows["windows"], run.whole
+        windows, whole = [] if run.stored else run.windows["windows"], run.whole
         validation = run.records.validation()
         rows.append(
             [

@@ -123,8 +123,8 @@ class Difference(Expectation):
         a, b = ([run.correct for run in runs[self.row[side]]] for side in ("against", "arm"))
         result = compare_seeds(a, b)
         found = result.ci_low > 0 if self.kind == "gain" else result.ci_high < 0
-        detail = f"{result.delta_pp:+.1f} pp [{result.ci_low:+.1f}, {result.ci_high:+.1f}]"
-        return Judgement(found == self.row[self.kind], detail)
+        delta, low, high = (f"{x:+.1f}".replace("-", "−") for x in (result.delta_pp, result.ci_low, result.ci_high))
+        return Judgement(found == self.row[self.kind], f"{delta} pp [{low}, {high}]")
 
 
 FORMS: dict[frozenset[str], type[Expectation]] = {

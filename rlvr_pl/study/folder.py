@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -140,7 +141,7 @@ class StudyFolder:
                 config = folder.with_name(f"{folder.name}.yaml")
                 if arm.commands:
                     words = {"start": study.start, "seed": str(seed), "run": str(folder)}
-                    commands = [[_filled(word, words) for word in line.split()] for line in arm.commands]
+                    commands = [[_filled(word, words) for word in shlex.split(line)] for line in arm.commands]
                 else:
                     commands = [["fit", "--config", str(config), "--run", str(folder)]]
                     if criterion is not None:

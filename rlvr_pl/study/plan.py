@@ -55,6 +55,12 @@ class Budget:
     rollouts: int | None = None
     minutes: float | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("rollouts", "minutes"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, (int, float)) or value <= 0):
+                raise ValueError(f"{name} is {value!r}: must be above 0, or null")
+
 
 @dataclass(frozen=True)
 class Study:
@@ -198,9 +204,19 @@ def _seeds(path: Path, value: Any) -> tuple[int, ...]:
 def _load(path: Path) -> tuple[str, dict[str, Any]]:
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        """Refuses a name that is there twice, of which plain YAML keeps the last: an arm would be lost."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            names = [key.value for key, _ in node.value]
+            for name in names:
+                if names.count(name) > 1:
+                    raise UserError(f"{path}:{node.start_mark.line + 1}: {name} is there twice")
+            return super().construct_mapping(node, deep)
+
     try:
         text = path.read_text(encoding="utf-8")
-        content = yaml.safe_load(text)
+        content = yaml.load(text, Loader)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
     except yaml.YAMLError as error:
