@@ -79,7 +79,7 @@ def ledger_path(source: Path) -> Path:
     """Where the ledger of a run folder or of a file of records lies: ``RUN/cost.json``, ``samples.cost.json``."""
     if source.is_dir():
         return source / FILE_NAME
-    return source if source.suffix == ".json" else source.with_suffix(f".{FILE_NAME}")
+    return source.with_name(f"{source.name.removesuffix('.jsonl')}.{FILE_NAME}")
 
 
 def spread(ledgers: Mapping[str, CostLedger]) -> dict[str, float]:

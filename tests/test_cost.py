@@ -47,7 +47,7 @@ def test_what_is_no_ledger(tmp_path, content, told):
 def test_where_ledgers_lie(tmp_path):
     assert ledger_path(tmp_path) == tmp_path / "cost.json"
     assert ledger_path(tmp_path / "s.jsonl") == tmp_path / "s.cost.json"
-    assert ledger_path(tmp_path / "s.cost.json") == tmp_path / "s.cost.json"
+    assert ledger_path(tmp_path / "s.json") == tmp_path / "s.json.cost.json"  # never the records themselves
 
 
 def test_spread_is_the_largest_over_the_smallest():
@@ -80,7 +80,8 @@ def test_the_papers_arms_match_in_sampling_and_not_in_training(tmp_path, capsys)
     # 2.86 / 2.74 = 1.044 and 5120 / 4832 = 1.060, against the default of 5%
     assert found["matched"]["sampled_tokens"] and not found["matched"]["graded"]
     assert not found["matched"]["trained_tokens"] and not found["matched"]["optimizer_steps"]
-    assert run(capsys, "--tolerance", "0.1", orl, f"{tmp_path / 's.jsonl'}")["matched"]["graded"]
+    assert run(capsys, "--tolerance", "0.1", orl, str(tmp_path / "s.jsonl"))["matched"]["graded"]
+    assert run(capsys, str(tmp_path / "s.cost.json"), f"same={tmp_path / 's.jsonl'}")["ratio"]["graded"] == 1
 
 
 def test_an_unfinished_arm_is_named(tmp_path, capsys):

@@ -16,7 +16,7 @@ import math
 from pathlib import Path
 
 from rlvr_pl.analysis.command import Result, Table, add_output_arguments
-from rlvr_pl.cost import CostLedger, ledger_path, spread
+from rlvr_pl.cost import FILE_NAME, CostLedger, ledger_path, spread
 from rlvr_pl.errors import UserError
 from rlvr_pl.records import RunFolder
 
@@ -72,7 +72,7 @@ def _arm(word: str) -> tuple[str, list[Path]]:
 def _read(path: Path) -> CostLedger:
     if not path.exists():
         raise UserError(f"{path}: no such run folder or file")
-    ledger = ledger_path(path)
+    ledger = path if path.name.endswith(FILE_NAME) else ledger_path(path)
     if not ledger.exists():
         raise UserError(f"{path}: no ledger ({ledger} is missing); it is written by fit, search and rationalize")
     return CostLedger.read(ledger)

@@ -23,6 +23,7 @@ from rlvr_pl.analysis.explore import add_explorer_arguments, open_explorer, prog
 
 if TYPE_CHECKING:
     from rlvr_pl.expert_iteration.explorer import Explorer
+    from rlvr_pl.expert_iteration.rationalize import Bridge
     from rlvr_pl.expert_iteration.records import Filled, Row
 
 
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> Result:
     return Result(data, tables(data), [f"Records: {args.out}"])
 
 
-def bridge_of(args: argparse.Namespace) -> Any:
+def bridge_of(args: argparse.Namespace) -> Bridge:
     """The settings of rationalization."""
     from rlvr_pl.expert_iteration.hidden import read_phrases
     from rlvr_pl.expert_iteration.rationalize import Bridge
@@ -64,7 +65,7 @@ def bridge_of(args: argparse.Namespace) -> Any:
     return Bridge(args.rationales, args.continuations, args.fraction, read_phrases(args.leak_phrases))
 
 
-def rationalize_with_bar(explorer: Explorer, samples: list[Row], bridge: Any, out: Path) -> Filled:
+def rationalize_with_bar(explorer: Explorer, samples: list[Row], bridge: Bridge, out: Path) -> Filled:
     """Rationalize the questions that no sample solved."""
     from rlvr_pl.expert_iteration.rationalize import rationalize, unsolved
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
@@ -81,24 +82,25 @@ class SolutionData(RunData):
             )
         if not solutions:
             raise UserError("data.solutions: name at least one file of solutions, samples or rationales")
-        found, self.tokenizers, self.samples = read_solutions(solutions, filter)
-        if not found:
+        self.found = read_solutions(solutions, filter)
+        if not self.found.solutions:
             raise UserError(f"data.solutions: no sample of {', '.join(solutions)} became a solution")
-        self.schedule = SolutionSchedule(found, solutions_per_update, order_seed)
+        self.schedule = SolutionSchedule(self.found.solutions, solutions_per_update, order_seed)
         self.updates = epochs * self.schedule.per_epoch
         self.validation = load_questions(validation, columns=columns) if validation else ()
         self.validation_batch = validation_batch
 
     def record(self, folder: RunFolder) -> None:
-        (tokenizer,) = self.tokenizers
-        write_solutions(folder.path / "solutions.jsonl", self.schedule.solutions, tokenizer, samples=self.samples)
+        write_solutions(folder.path / "solutions.jsonl", self.found)
 
     def check(self, policy: Policy) -> None:
-        if self.tokenizers != {tokenizer_sha256(policy.tokenizer)}:
+        if self.found.tokenizers != {tokenizer_sha256(policy.tokenizer)}:
             raise UserError(
                 f"data.solutions: made with another tokenizer than that of {policy.name}; their token ids would mean "
                 "other words. Search again with this policy"
             )
+        if self.found.policies and policy.sha256 not in self.found.policies:
+            print(f"rlvr-pl: warning: no solution was drawn from {policy.name} itself", file=sys.stderr)
         for s in self.schedule.solutions:
             where = f"data.solutions: a solution of {s.question.uid!r}"
             if not s.token_ids or s.token_ids[-1] not in policy.eos_ids:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from rlvr_pl.errors import UserError
 from rlvr_pl.expert_iteration.filter import Distinct, Solution, SolutionFilter
-from rlvr_pl.expert_iteration.records import VERSION, Row
+from rlvr_pl.expert_iteration.records import RATIONALES, SAMPLES, SOLUTIONS, VERSION, Row
 from rlvr_pl.jsonl import Kind, iter_jsonl, read_records
 from rlvr_pl.records import atomic_write_text
-
-SAMPLES = "samples"
-RATIONALES = "rationales"
-SOLUTIONS = "solutions"
 
 _QUESTION: dict[str, Kind] = {"uid": str, "problem": str, "gold": str}
 _OPTIONAL: dict[str, Kind] = {"subject": str, "level": int}
@@ -49,15 +46,25 @@ def read_samples(paths: Sequence[str | Path]) -> tuple[list[Row], list[Row]]:
     return headers, rows
 
 
-def read_solutions(
-    paths: Sequence[str | Path], keep: SolutionFilter
-) -> tuple[list[Solution], set[str], Counter[str] | None]:
-    """Solutions from files of solutions, of samples (these pass the filter first) and of rationales.
+@dataclass(frozen=True)
+class Found:
+    """Solutions of several files.
 
-    Returns:
-        The solutions without repetitions, the SHA-256 of every tokenizer they were made with, and how many samples had
-        each fate (None without samples).
+    Attributes:
+        solutions: without repetitions.
+        tokenizers: SHA-256 of every tokenizer that their ids are of.
+        policies: SHA-256 of the policies that drew them, as far as the files tell.
+        samples: how many samples had each fate in the filter; None without files of samples.
     """
+
+    solutions: list[Solution]
+    tokenizers: set[str]
+    policies: set[str]
+    samples: Counter[str] | None
+
+
+def read_solutions(paths: Sequence[str | Path], keep: SolutionFilter) -> Found:
+    """Solutions from files of solutions, of samples (these pass the filter first) and of rationales."""
     kinds: dict[str, list[str | Path]] = {SOLUTIONS: [], SAMPLES: [], RATIONALES: []}
     for path in paths:
         kinds[_kind(path)].append(path)
@@ -71,14 +78,25 @@ def read_solutions(
                 rows = [row for row in rows if row["fate"] == "solution"]
             found += [Solution.of(row, row.get("source", "bridge")) for row in rows]
     distinct: dict[str, Distinct] = defaultdict(Distinct)
-    found = [s for s in found if distinct[s.question.uid].add(s.token_ids, s.text)]
-    return found, {header["tokenizer_sha256"] for header in headers}, counts if samples else None
+    return Found(
+        solutions=[s for s in found if distinct[s.question.uid].add(s.token_ids, s.text)],
+        tokenizers={header["tokenizer_sha256"] for header in headers},
+        policies={p for h in headers for p in (h.get("checkpoint_sha256"), *h.get("policies", ())) if p is not None},
+        samples=counts if samples else None,
+    )
 
 
-def write_solutions(path: Path, solutions: Sequence[Solution], tokenizer_sha256: str, **about: Any) -> None:
+def write_solutions(path: Path, found: Found) -> None:
     """Write a file of solutions, whole or not at all."""
-    header = {"record": SOLUTIONS, "version": VERSION, "tokenizer_sha256": tokenizer_sha256, **about}
-    rows = [header, *(s.record() for s in solutions)]
+    (tokenizer,) = found.tokenizers
+    header = {
+        "record": SOLUTIONS,
+        "version": VERSION,
+        "tokenizer_sha256": tokenizer,
+        "policies": sorted(found.policies),
+        "samples": found.samples,
+    }
+    rows = [header, *(s.record() for s in found.solutions)]
     atomic_write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 

@@ -20,7 +20,7 @@ from rlvr_pl.errors import UserError
 from rlvr_pl.expert_iteration.explorer import Attempt, Explorer, Wish
 from rlvr_pl.expert_iteration.filter import Distinct
 from rlvr_pl.expert_iteration.hidden import holds_answer, leak
-from rlvr_pl.expert_iteration.records import Filled, QuestionFile, Row, fill
+from rlvr_pl.expert_iteration.records import RATIONALES, Filled, QuestionFile, Row, fill
 from rlvr_pl.types import Question
 
 RATIONALE_FATES = ("wrong", "truncated", "leak", "answer_in_prefix", "bridged")
@@ -100,7 +100,7 @@ def rationalize(
     for told, question in zip(hinted, questions):
         _check_words(explorer, told, question)
     parts = list(explorer.parts(hinted, max(bridge.rationales, bridge.continuations)))
-    header = explorer.header("rationales", questions, hint=explorer.policy.template.hint, **bridge.settings())
+    header = explorer.header(RATIONALES, questions, hint=explorer.policy.template.hint, **bridge.settings())
 
     def make(part: Sequence[Question]) -> dict[str, list[Row]]:
         rows = bridge_part(explorer, part, [plain[q.uid] for q in part], bridge)

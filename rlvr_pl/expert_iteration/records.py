@@ -20,6 +20,8 @@ from rlvr_pl.records import atomic_write_text, canonical_json
 from rlvr_pl.types import Question
 
 VERSION = 1
+SAMPLES, RATIONALES, SOLUTIONS = "samples", "rationales", "solutions"
+"""What the records of a file may be, as its header says."""
 NAMES_ONLY = ("checkpoint",)
 """Fields of a header that tell a reader where something came from; its hash beside it is what counts."""
 BULKY = ("token_ids", "text")

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlvr_pl.cost import CostLedger
 from rlvr_pl.expert_iteration.explorer import Explorer, Wish
-from rlvr_pl.expert_iteration.records import Filled, QuestionFile, Row, fill
+from rlvr_pl.expert_iteration.records import SAMPLES, Filled, QuestionFile, Row, fill
 from rlvr_pl.types import Question
 
 
@@ -30,7 +30,7 @@ def search(
         UserError: `out` exists and is something else, or was made with other settings; a prompt that is too long.
     """
     parts = list(explorer.parts(questions, k))
-    header = explorer.header("samples", questions, k=k)
+    header = explorer.header(SAMPLES, questions, k=k)
 
     def make(part: Sequence[Question]) -> dict[str, list[Row]]:
         before = len(file.rows)

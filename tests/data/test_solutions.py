@@ -10,7 +10,7 @@ import torch
 
 from rlvr_pl.data.solutions import SolutionData, SolutionSchedule
 from rlvr_pl.errors import UserError
-from rlvr_pl.expert_iteration.files import write_solutions
+from rlvr_pl.expert_iteration.files import Found, write_solutions
 from rlvr_pl.expert_iteration.filter import Solution
 from rlvr_pl.expert_iteration.records import tokenizer_sha256
 from rlvr_pl.objectives import ExpertIterationSFT
@@ -61,8 +61,9 @@ def test_a_partial_update_has_the_mean_of_its_own_tokens(policy):
         torch.testing.assert_close(weights[batch.mask], torch.full((tokens,), 1 / tokens, dtype=weights.dtype))
 
 
-def write(path, policy, solutions) -> str:
-    write_solutions(path, solutions, tokenizer_sha256(policy.tokenizer))
+def write(path, policy, solutions, tokenizer: str | None = None, drawn_by: str | None = None) -> str:
+    found = Found(solutions, {tokenizer or tokenizer_sha256(policy.tokenizer)}, {drawn_by or policy.sha256}, None)
+    write_solutions(path, found)
     return str(path)
 
 
@@ -74,12 +75,18 @@ def test_the_plan_is_as_long_as_its_epochs(tmp_path, policy):
     data.check(policy)
 
 
+def test_solutions_of_another_policy_are_told(tmp_path, policy, capsys):
+    for drawn_by, told in ((policy.sha256, False), ("another", True)):
+        SolutionData([write(tmp_path / "s.jsonl", policy, [solution(0)], drawn_by=drawn_by)], None).check(policy)
+        assert ("no solution was drawn from embedded:start itself" in capsys.readouterr().err) == told
+
+
 def test_what_a_policy_cannot_learn_is_refused(tmp_path, policy):
-    write_solutions(tmp_path / "other.jsonl", [solution(0)], "another tokenizer")
+    other = write(tmp_path / "other.jsonl", policy, [solution(0)], tokenizer="another")
     open_ended = write(tmp_path / "open.jsonl", policy, [solution(0, end=25)])
     long = write(tmp_path / "long.jsonl", policy, [solution(0, length=510)])
     for path, told in (
-        (str(tmp_path / "other.jsonl"), "another tokenizer"),
+        (other, "another tokenizer"),
         (open_ended, "does not end with an end-of-sequence token"),
         (long, "exceed the context of 512"),
     ):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlvr_pl.cli import main
-from rlvr_pl.expert_iteration.files import write_solutions
+from rlvr_pl.expert_iteration.files import Found, write_solutions
 from rlvr_pl.expert_iteration.filter import Solution
 from rlvr_pl.policy import EMBEDDED
 from rlvr_pl.types import Question
@@ -194,7 +194,7 @@ def test_search_leaves_other_files_alone(tmp_path, capsys):
 
 def test_distill_tells_mistakes_and_writes_nothing(tmp_path, samples, capsys):
     other = Solution(Question("q", "How?", "2"), (20, 1), "x", "search")
-    write_solutions(tmp_path / "other.jsonl", [other], "0" * 64)
+    write_solutions(tmp_path / "other.jsonl", Found([other], {"0" * 64}, set(), None))
     (tmp_path / "items.jsonl").write_text('{"record": "items", "version": 1}\n')
     before = sorted(tmp_path.iterdir())
     for words, error in (

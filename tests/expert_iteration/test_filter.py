@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -136,26 +137,25 @@ def test_samples_rationales_and_solutions_are_read_together(tmp_path):
         {**sample(1, ids=[8, 1], text="no"), "stage": "continuation", "fate": "wrong"},
     ]
     rationales = write(tmp_path / "r.jsonl", {**HEADER, "record": "rationales"}, bridges)
-    found, tokenizers, counts = read_solutions([rationales, samples, more], SolutionFilter(hard_rate=1.0))
+    found = read_solutions([rationales, samples, more], SolutionFilter(hard_rate=1.0))
     # shards of one question are one group: 4 samples, 3 of them right
-    assert counts == Counter(wrong=1, solution=3, truncated=0, duplicate=0, surplus=0)
-    assert sorted((s.source, s.token_ids) for s in found) == [
+    assert found.samples == Counter(wrong=1, solution=3, truncated=0, duplicate=0, surplus=0)
+    assert sorted((s.source, s.token_ids) for s in found.solutions) == [
         ("bridge", (6, 1)),
         ("search", (1, 1)),
         ("search", (2, 1)),
         ("search", (9, 1)),
     ]
-    assert tokenizers == {"t"}
-    write_solutions(tmp_path / "all.jsonl", found, "t")
-    again, _, counts = read_solutions([tmp_path / "all.jsonl"], SolutionFilter(keep_hard=0))
-    assert (again, counts) == (found, None)  # solutions are not filtered again
+    assert (found.tokenizers, found.policies) == ({"t"}, {"c"})
+    write_solutions(tmp_path / "all.jsonl", found)
+    again = read_solutions([tmp_path / "all.jsonl"], SolutionFilter(keep_hard=0))
+    assert again == replace(found, samples=None)  # solutions are not filtered again
 
 
 def test_the_same_solution_from_two_files_is_learned_once(tmp_path):
     one = write(tmp_path / "a.jsonl", {**HEADER, "record": "samples", "seed": 1}, [sample(0)])
-    found, _, _ = read_solutions([one], SolutionFilter())
-    write_solutions(tmp_path / "b.jsonl", found, "t")
-    assert len(read_solutions([one, tmp_path / "b.jsonl"], SolutionFilter())[0]) == 1
+    write_solutions(tmp_path / "b.jsonl", read_solutions([one], SolutionFilter()))
+    assert len(read_solutions([one, tmp_path / "b.jsonl"], SolutionFilter()).solutions) == 1
 
 
 @pytest.mark.parametrize(
@@ -187,4 +187,4 @@ def test_one_shard_named_twice_is_told(tmp_path):
 def test_rationales_of_no_question_are_no_fault(tmp_path):
     samples = write(tmp_path / "s.jsonl", {**HEADER, "record": "samples"}, [sample(0)])
     empty = write(tmp_path / "r.jsonl", {**HEADER, "record": "rationales", "questions": 0}, [])
-    assert len(read_solutions([samples, empty], SolutionFilter())[0]) == 1
+    assert len(read_solutions([samples, empty], SolutionFilter()).solutions) == 1
