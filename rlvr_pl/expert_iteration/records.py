@@ -152,7 +152,7 @@ def fill(
         cost: what rows cost, without time.
     """
     path = ledger_path(file.path)
-    before = CostLedger.read(path).wall_seconds if path.exists() else 0.0
+    before = CostLedger.read(path).wall_seconds if file.rows and path.exists() else 0.0
     ledger = cost(file.rows) + CostLedger(wall_seconds=before)
     old, seen = len(file.rows), 0
     for part in parts:

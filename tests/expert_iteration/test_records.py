@@ -85,15 +85,19 @@ def test_a_part_is_made_again_whole_but_written_once(tmp_path):
 
 def test_the_ledger_is_kept_while_the_file_grows_and_remembers_time(tmp_path):
     path, seen = tmp_path / "s.jsonl", []
-    CostLedger(wall_seconds=100.0).write(ledger_path(path))
+    CostLedger(wall_seconds=100.0).write(ledger_path(path))  # of records that are gone
 
     def spy(part):
         seen.append(CostLedger.read(ledger_path(path)).graded)
         return make(part)
 
     with open_file(path) as file:
+        fill(file, PARTS[:1], make, cost)
+    assert CostLedger.read(ledger_path(path)).wall_seconds < 100.0
+    CostLedger(graded=8, wall_seconds=100.0).write(ledger_path(path))
+    with open_file(path) as file:
         ledger = fill(file, PARTS, spy, cost).cost
-    assert seen == [0, 8, 13]  # after 2+4+2 rows, and after 3+2 more
+    assert seen == [8, 13]  # after 2+4+2 rows, and after 3+2 more
     assert ledger.wall_seconds > 100.0
 
 
