@@ -26,6 +26,7 @@ COMMANDS = {
     "drift": "entropy, KL and NLL of checkpoints on fixed contexts",
     "rollout-stats": "windows of a run: reward, truncation, loops, soup, signed mass",
     "plot": "draw a run: drift, validation, truncation, signed mass, gradient norm",
+    "learning-curve": "draw a run's training reward and held-out accuracy",
     "search": "sample questions k times each and keep graded records",
     "distill": "train on verified solutions (expert iteration)",
     "rationalize": "bridge hinted rationales to solutions of questions never solved",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_pl.analysis.command import Result, Table, add_output_arguments
+from rlvr_pl.analysis.learning_curve import draw
 from rlvr_pl.errors import UserError
 from rlvr_pl.records import RunFolder
 
@@ -48,7 +49,7 @@ def summarize(folder: RunFolder) -> dict[str, Any]:
     rows = folder.table("metrics.csv").rows()
     plot = folder.path / "learning_curve.png"
     validation = folder.table("validation.csv").rows()
-    draw_learning_curve(rows, validation, plot)
+    draw(rows, validation, plot)
     return {
         "before": sum(before),
         "after": sum(after),
@@ -60,36 +61,6 @@ def summarize(folder: RunFolder) -> dict[str, Any]:
         "seconds": round(folder.read_json("cost.json")["wall_seconds"], 1),
         "plot": str(plot),
     }
-
-
-def draw_learning_curve(rows: list[dict[str, str]], validation: list[dict[str, str]], out: Path) -> None:
-    """Training reward of every update with a running mean, and held-out accuracy with its 95% interval, to a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    import numpy as np
-
-    updates = np.array([int(r["update"]) for r in rows])
-    reward = np.array([float(r["reward"]) for r in rows])
-    width = max(1, min(10, len(reward) // 3))
-    mean = np.array([reward[max(0, i + 1 - width) : i + 1].mean() for i in range(len(reward))])
-    figure, axes = plt.subplots(figsize=(7, 4), constrained_layout=True)
-    axes.plot(updates, reward, ".", color="#999999", markersize=5, label="training reward, one update")
-    axes.plot(updates, mean, color="#0072B2", linewidth=2, label=f"training reward, mean of {width} updates")
-    if validation:
-        at = np.array([int(r["update"]) for r in validation])
-        n = np.array([float(r["n"]) for r in validation])
-        accuracy = np.array([float(r["accuracy"]) for r in validation])
-        error = 1.96 * np.sqrt(accuracy * (1 - accuracy) / n)
-        axes.errorbar(
-            at, accuracy, error, fmt="s-", color="#D55E00", capsize=4, label="held-out accuracy, greedy (95% interval)"
-        )
-    axes.set(xlabel="update", ylabel="share of right answers", ylim=(-0.03, 1.03), title="Learning curve")
-    axes.grid(alpha=0.3)
-    axes.legend(loc="upper left", fontsize=8)
-    figure.savefig(out, dpi=150)
-    plt.close(figure)
 
 
 def _correct(path: Path) -> list[int]:
