@@ -52,6 +52,7 @@ def fit(argv: Sequence[str]) -> int:
         finally:
             module.sampler.close()
             module.grader.close()
+            run.folder.unlock()
     return 0
 
 

@@ -1,0 +1,210 @@
+"""Full disks, lost folders, signals, numbers that stop being finite: one line, and nothing that the next start would
+stumble over."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlvr_pl.callbacks.checkpoint import CheckpointFile
+from rlvr_pl.policy import load_policy
+
+FAULTS = {
+    "rollouts": "/rollouts/",
+    "a table": "metrics.csv",
+    "the ledger": "cost.json",
+    "a checkpoint": "update-000004.ckpt",
+    "a hash": "update-000004.json",
+    "the final policy": ".final.partial",
+}
+
+
+def last_line(text: str) -> str:
+    """The message that ended a command. There must be no traceback before it."""
+    assert "Traceback" not in text
+    return text.splitlines()[-1]
+
+
+# ---- the disk ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", FAULTS)
+def test_a_full_disk_is_one_line_and_the_run_goes_on_later(
+    fit, outcome, undisturbed, tmp_path, monkeypatch, capsys, where
+):
+    """The disk is full when the data reach it, which is where file systems say so."""
+    real = os.fsync
+
+    def full(handle: int) -> None:
+        if FAULTS[where] in os.readlink(f"/proc/self/fd/{handle}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert fit("--run=r") == 1
+    message = last_line(capsys.readouterr().err)
+    assert "No space left on device" in message and "--resume r" in message
+    monkeypatch.setattr(os, "fsync", real)
+    assert fit("--run=r") == 0
+    assert outcome(tmp_path / "r") == outcome(undisturbed)
+    assert not list((tmp_path / "r").rglob("*.partial"))
+
+
+@contextlib.contextmanager
+def file_size_limit(size: int):
+    """No file may grow beyond `size` bytes: writes fail with EFBIG, as Python ignores the signal."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_file_size_limit(fit, outcome, undisturbed, tmp_path, capsys):
+    with file_size_limit(200_000):  # a checkpoint has megabytes, a record kilobytes
+        assert fit("--run=r") == 1
+    message = last_line(capsys.readouterr().err)
+    assert "update-000002.ckpt" in message and "File too large" in message and "after update 2" in message
+    assert list((tmp_path / "r" / "checkpoints").iterdir()) == []  # the room is given back
+    assert fit("--run=r") == 0
+    assert outcome(tmp_path / "r") == outcome(undisturbed)
+
+
+def test_a_checkpoint_or_policy_that_does_not_fit_names_its_file(tmp_path):
+    policy = load_policy("embedded:start")
+    with file_size_limit(100_000):
+        with pytest.raises(OSError, match=r"x\.ckpt") as caught:
+            CheckpointFile().save_checkpoint({"weights": torch.zeros(100_000)}, tmp_path / "x.ckpt")
+        assert caught.value.errno == errno.EFBIG
+        with pytest.raises(OSError, match=r"policy: cannot be written .*File too large"):
+            policy.save(tmp_path / "policy")
+    assert not (tmp_path / "policy").exists() and not list(tmp_path.glob(".*"))
+
+
+def test_a_checkpoint_is_what_lightning_would_have_written(tmp_path):
+    content = {"state_dict": {"w": torch.arange(5)}, "epoch": 1, "callbacks": {"a": [1, None]}}
+    CheckpointFile().save_checkpoint(content, tmp_path / "x.ckpt")
+    loaded = CheckpointFile().load_checkpoint(tmp_path / "x.ckpt", weights_only=True)
+    assert torch.equal(loaded["state_dict"].pop("w"), torch.arange(5))
+    assert loaded == {"state_dict": {}, "epoch": 1, "callbacks": {"a": [1, None]}}
+
+
+def test_a_folder_that_cannot_be_made_is_a_mistake_of_the_user(fit, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    for run, words in {"file/r": "cannot write there (Not a directory)", "file": "a file; name a folder"}.items():
+        assert fit(f"--run={run}") == 2
+        assert words in last_line(capsys.readouterr().err)
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_that_becomes_read_only(fit, tmp_path, monkeypatch, capsys):
+    real = os.replace
+
+    def read_only(source, target):
+        if Path(target).name == "cost.json":
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(target))
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", read_only)
+    assert fit("--run=r") == 1
+    message = last_line(capsys.readouterr().err)
+    assert message.startswith("rlvr-pl: r/cost.json: Read-only file system; the run ended after update 1;")
+
+
+# ---- what an earlier process left ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("run.json", b'{"state": "runn', "run.json: not valid JSON"),
+        ("run.json", b"[]", "run.json: not a JSON object"),
+        ("run.json", b"", "run.json: not valid JSON"),
+        ("config.yaml", b"\xff\xfe", "holds another run"),
+        ("config.yaml", b"", "holds another run"),
+        ("thesis.txt", b"mine", "holds another run"),
+    ],
+)
+def test_a_folder_with_damaged_files_is_left_alone(fit, tmp_path, capsys, name, content, words):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / name).write_bytes(content)
+    assert fit("--run=r") == 2
+    assert words in last_line(capsys.readouterr().err)
+    assert [(p.name, p.read_bytes()) for p in (tmp_path / "r").iterdir()] == [(name, content)]
+
+
+def test_a_run_that_died_before_it_wrote_its_config_begins_again(fit, tmp_path):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / ".lock").touch()
+    (tmp_path / "r" / ".config.yaml.x.partial").write_text("seed: ")
+    assert fit("--run=r", "--data.updates=1") == 0
+    assert {p.name for p in (tmp_path / "r").glob(".*")} == {".lock"}
+
+
+def test_two_processes_do_not_write_one_run(fit, tmp_path, capsys):
+    assert fit("--run=r", "--data.updates=1") == 0
+    state = json.loads((tmp_path / "r" / "run.json").read_text())
+    (tmp_path / "r" / "run.json").write_text(json.dumps({**state, "state": "running"}))
+    code = "import sys; from rlvr_pl.records import RunFolder; f = RunFolder('r'); f.lock(); print(flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, **pipes) as other:
+        assert other.stdout is not None and other.stdin is not None
+        other.stdout.readline()
+        capsys.readouterr()
+        for words in (["--run=r", "--data.updates=1"], ["--run=r", "--data.updates=2", "--overwrite"]):
+            assert fit(*words) == 2
+            assert "another process is writing this run" in last_line(capsys.readouterr().err)
+        other.stdin.close()
+    assert fit("--run=r", "--data.updates=1") == 0
+
+
+# ---- signals -------------------------------------------------------------------------------------------------------
+
+INTERRUPT = """
+    import os, signal, sys
+    from lightning.pytorch import Callback
+
+    class Interrupt(Callback):
+        "Ctrl-C in the middle of update 3, as often as `times` says; once only, however often the run is begun."
+
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            if module.updates_done == 2 and not os.path.exists("done"):
+                open("done", "w").close()
+                for _ in range(int(open("times").read())):
+                    os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+def test_ctrl_c_ends_after_the_update_with_status_0(fit, outcome, undisturbed, tmp_path, capsys):
+    (tmp_path / "interrupt.py").write_text(textwrap.dedent(INTERRUPT))
+    (tmp_path / "times").write_text("1")
+    words = ["--trainer.callbacks+=interrupt.Interrupt"]
+    assert fit("--run=r", *words) == 0
+    assert "stopped after update 3 for SIGINT; go on with --resume" in last_line(capsys.readouterr().err)
+    assert json.loads((tmp_path / "r" / "run.json").read_text())["state"] == "stopped"
+    assert fit("--run=r", *words) == 0
+    assert outcome(tmp_path / "r") == outcome(undisturbed)
+
+
+def test_ctrl_c_twice_ends_at_once(fit, small, outcome, undisturbed, tmp_path):
+    (tmp_path / "interrupt.py").write_text(textwrap.dedent(INTERRUPT))
+    (tmp_path / "times").write_text("2")
+    words = ["--run=r", "--trainer.callbacks+=interrupt.Interrupt"]
+    code = "import sys; from rlvr_pl.cli import entry; entry()"
+    done = subprocess.run([sys.executable, "-c", code, "fit", *small, *words], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == -signal.SIGINT
+    assert last_line(done.stderr).startswith("rlvr-pl: SIGINT: ends after this update; once more ends it at once")
+    assert fit(*words) == 0
+    assert outcome(tmp_path / "r") == outcome(undisturbed)
