@@ -139,9 +139,11 @@ class DamageStop(UpdateCallback):
 
     def after_update(self, trainer: Trainer, module: RLVRModule, report: UpdateReport) -> None:
         self._truncation.append(float(report.batch.truncated.double().mean()))
-        self._open.append(tally(facts(trainer, module, report)))
+        if type(self).damage is not DamageStop.damage:  # the criterion alone needs no statistics
+            self._open.append(tally(facts(trainer, module, report)))
         full = report.number % self.criterion.window == 0
-        self._judge(trainer, module, self.window(trainer, module, report, figures(self._open) if full else None))
+        completed = figures(self._open) if full and self._open else None
+        self._judge(trainer, module, self.window(trainer, module, report, completed))
         if full:
             self._open = []
             if self.action == "stop" and self._verdict is None and trainer.is_global_zero:

@@ -144,7 +144,7 @@ class DriftMeter:
         contexts: what every policy reads.
         start: the start policy.
         side: `StartStates` or `StartCopy`; the figures are the same.
-        max_tokens: padded tokens of one forward pass.
+        max_tokens: padded tokens of one forward pass; few, because contexts of like length then share a pass.
         vocab_chunk: columns of the head multiplied at once; with the tiles of `entropy_and_kl` it bounds the memory.
     """
 
@@ -154,7 +154,7 @@ class DriftMeter:
         start: Policy,
         *,
         side: type[StartStates] | type[StartCopy] = StartStates,
-        max_tokens: int = 16384,
+        max_tokens: int = 2048,
         vocab_chunk: int = 8192,
     ) -> None:
         self._batch = contexts.batch()

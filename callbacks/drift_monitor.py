@@ -85,7 +85,7 @@ class DriftMonitor(UpdateCallback):
         cast("Any", start.model).to(module.policy.head)  # copied before the strategy moved and converted it
         contexts = self._contexts(folder, module, start)
         side = StartCopy if self.start == "copy" else StartStates
-        self._meter = DriftMeter(contexts, start, side=side, max_tokens=module.micro_batch_tokens)
+        self._meter = DriftMeter(contexts, start, side=side)
         self._own_start = None
         if not self.rows:
             self._measure(trainer, module)

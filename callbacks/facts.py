@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rlvr_pl.core.rollout_class import Diagnosis, diagnose
+from rlvr_pl.core.rollout_class import SURE, Diagnosis, diagnose
 from rlvr_pl.core.windows import RolloutFacts, StepFacts
 from rlvr_pl.types import GradeStatus, RolloutClass
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
     from rlvr_pl.module import RLVRModule
+    from rlvr_pl.types import Rollout
     from rlvr_pl.update import UpdateReport
 
 
@@ -29,13 +30,17 @@ class SurpriseSource(Protocol):
 def diagnoses(trainer: Trainer, module: RLVRModule, report: UpdateReport) -> list[Diagnosis]:
     """The class of every rollout and the detector that spoke, the same for every callback whatever their order.
 
-    Text rules first. Where the run has a callback that knows the start policy, what they leave as plainly truncated is
-    asked of it.
+    Text rules first. Where the run has a callback that knows the start policy, it is asked about what they leave as
+    plainly truncated, unless the policy was sure of it.
     """
     if report.diagnoses is None:
         found = [diagnose(r.text, r.completion.stop_reason) for r in report.rollouts]
         source: SurpriseSource | None = next((c for c in _callbacks(trainer) if getattr(c, "max_surprise", None)), None)
-        rows = [i for i, d in enumerate(found) if d.rollout_class is RolloutClass.TRUNCATED]
+        rows = [
+            i
+            for i, (d, rollout) in enumerate(zip(found, report.rollouts))
+            if d.rollout_class is RolloutClass.TRUNCATED and not _was_sure(rollout)
+        ]
         if source is not None and source.max_surprise is not None and rows:
             for i, value in zip(rows, source.surprises(module, report, rows)):
                 if value > source.max_surprise:
@@ -70,6 +75,11 @@ def facts(trainer: Trainer, module: RLVRModule, report: UpdateReport) -> list[Ro
 def step_facts(report: UpdateReport) -> StepFacts:
     """What `rlvr_pl.core.windows` needs to know of the step."""
     return StepFacts(report.grad_norm, report.clipped, report.changed_share)
+
+
+def _was_sure(rollout: Rollout) -> bool:
+    logprobs = rollout.completion.logprobs
+    return bool(logprobs) and -sum(logprobs) <= SURE * len(logprobs)
 
 
 def drift_rows(trainer: Trainer) -> Sequence[dict[str, Any]]:

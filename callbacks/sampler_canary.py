@@ -29,10 +29,10 @@ class StaleSamplerError(RunFailure):
 class SamplerCanary(UpdateCallback):
     """Says when the sampler is stale or broken, which would otherwise look like a collapse.
 
-    A few completions of every sampling call are read again by the policy, and the sampled tokens' log-probs are
-    computed under the very distribution that was asked for: softmax at the sampling temperature, restricted to its
-    top-p nucleus and renormalised. (Comparing with plain log-probs would show the nucleus's mass instead: up to
-    ``-log(top_p)`` a token.) The mean absolute gap over all tokens checked in an update is logged as ``canary/gap``,
+    In the first two updates and then every n-th, a few completions are read again by the policy, and their tokens'
+    log-probs are computed under the very distribution that was asked for: softmax at the sampling temperature,
+    restricted to its top-p nucleus and renormalised. (Comparing with plain log-probs would show the nucleus's mass
+    instead: up to ``-log(top_p)`` a token.) The mean absolute gap over the tokens checked is logged as ``canary/gap``,
     the largest one as ``canary/max_gap``.
 
     A sampler in the policy's own precision agrees to rounding: about 1e-5 in FP32, and up to a few hundredths a token
@@ -40,17 +40,27 @@ class SamplerCanary(UpdateCallback):
 
     Args:
         tolerance: mean gap in nats a token above which the sampler is called stale.
-        completions: completions read again in each call. They cost one forward pass.
+        completions: completions read again in each check. They cost one forward pass.
+        every_n_updates: updates between checks.
         action: "stop" raises before the step is taken; "warn" goes on.
     """
 
-    def __init__(self, tolerance: float = 0.1, completions: int = 2, action: Literal["stop", "warn"] = "stop") -> None:
-        if tolerance <= 0 or completions < 1:
-            raise ValueError(f"tolerance={tolerance}, completions={completions}: must be above 0 and at least 1")
+    def __init__(
+        self,
+        tolerance: float = 0.1,
+        completions: int = 2,
+        every_n_updates: int = 10,
+        action: Literal["stop", "warn"] = "stop",
+    ) -> None:
+        if not tolerance > 0:
+            raise ValueError(f"tolerance={tolerance}: must be above 0 nats a token")
+        if completions < 1 or every_n_updates < 1:
+            raise ValueError(f"completions={completions}, every_n_updates={every_n_updates}: must be at least 1")
         if action not in ("stop", "warn"):
             raise ValueError(f"action={action!r}: must be stop or warn")
         self.tolerance = tolerance
         self.completions = completions
+        self.every_n_updates = every_n_updates
         self.action = action
         self._gaps: list[float] = []
 
@@ -61,7 +71,8 @@ class SamplerCanary(UpdateCallback):
 
         def checked(requests: Sequence[SampleRequest], decoding: Decoding, *args: Any, **kwargs: Any) -> Any:
             found = generate(requests, decoding, *args, **kwargs)
-            if decoding.temperature > 0:
+            number = module.updates_done + 1
+            if decoding.temperature > 0 and (number <= 2 or number % self.every_n_updates == 0):
                 self._check(module.policy, requests, found, decoding)
             return found
 

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--n", type=int, default=64, help="use the first N questions of the set (default: %(default)s)")
     add("--max-new-tokens", type=int, help="cap on a greedy completion (default: the start policy's own)")
     add("--save-contexts", type=Path, metavar="FILE", help="keep the contexts for later runs and measurements")
-    add("--max-tokens", type=int, default=16384, help="padded tokens of one forward pass (default: %(default)s)")
+    add("--max-tokens", type=int, default=2048, help="padded tokens of one forward pass (default: %(default)s)")
     add("--untie-embeddings", action="store_true", help="load heads as parameters of their own")
     parser.epilog = EPILOG
     add_output_arguments(parser)

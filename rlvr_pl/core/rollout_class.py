@@ -39,7 +39,9 @@ DISTINCT_WORDS, DISTINCT_ENOUGH_WORDS, DISTINCT_SHARE = 200, 100, 0.92
 DISTINCT_LEAST_WORDS, DISTINCT_LEAST_SHARE = 60, 0.98
 
 # Soup: mean surprise of the start policy, nats a token. A policy near the start draws its own tokens at 0.1 to 1.
-SURPRISE = 3.0
+# A text that the policy itself was sure of (mean -log of its sampling probabilities) is no soup, whatever the start
+# thinks of it, so the start is not even asked.
+SURPRISE, SURE = 3.0, 1.0
 
 _WORD = re.compile(r"[^\W\d_]+")
 _FIRST_CJK = "\u2e80"  # from here on the common scripts write no spaces
@@ -91,30 +93,34 @@ def loop_period(text: str) -> int | None:
 
     The end counts as a loop if it holds 2.5 copies of a block and 160 characters, or two copies and 600 characters.
     """
-    tail = text[: -LOOP_TAIL - 1 : -1]  # reversed: the end comes first
-    for period, match in enumerate(_self_matches(tail)):
-        span = period + match  # the last `span` characters have this period
-        if period and (
-            (span >= LOOP_COPIES * period and span >= LOOP_CHARACTERS)
-            or (span >= LONG_LOOP_COPIES * period and span >= LONG_LOOP_CHARACTERS)
+    text = text[-LOOP_TAIL:]
+    if len(text) < LOOP_CHARACTERS:
+        return None
+    # Where the end has such a period, its last 96 characters stand a period earlier as well: what is left of the span
+    # after one block is at least max(160 - p, 1.5 p) >= 96 characters by the first rule, and 300 by the second.
+    tail = text[-96:]
+    at = text.rfind(tail, 0, len(text) - 1)
+    while at >= 0:
+        period = len(text) - len(tail) - at
+        span = period + _common_end(text, text[:-period])  # the last `span` characters have this period
+        if (span >= LOOP_COPIES * period and span >= LOOP_CHARACTERS) or (
+            span >= LONG_LOOP_COPIES * period and span >= LONG_LOOP_CHARACTERS
         ):
             return period
+        at = text.rfind(tail, 0, at + len(tail) - 1)
     return None
 
 
-def _self_matches(s: str) -> list[int]:
-    """The Z-function: for each i, how many characters from i on equal the beginning of `s`. Linear time."""
-    n = len(s)
-    z = [0] * n
-    left = right = 0
-    for i in range(1, n):
-        k = min(right - i, z[i - left]) if i < right else 0
-        while i + k < n and s[k] == s[i + k]:
-            k += 1
-        if i + k > right:
-            left, right = i, i + k
-        z[i] = k
-    return z
+def _common_end(a: str, b: str) -> int:
+    """Length of the longest common suffix."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[len(a) - middle :] == b[len(b) - middle :]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def has_odd_characters(text: str) -> bool:

@@ -31,13 +31,14 @@ UPDATES, GROUP, VALIDATION = 12, 4, 20
 
 
 class ScriptedSampler(Sampler):
-    """Draws 3 to 8 random tokens; `truncation(update)` is the share of an update's rollouts that "hit the cap"."""
+    """Draws 3 to 8 random tokens and reports `logprob` for each; `truncation(update)` is the share of an update's
+    rollouts that "hit the cap"."""
 
     engine = "scripted"
 
-    def __init__(self, truncation: Callable[[int], float] = lambda update: 0.0, vocabulary: int = 1000) -> None:
+    def __init__(self, truncation: Callable[[int], float] = lambda update: 0.0, logprob: float = -2.0) -> None:
         self.truncation = truncation
-        self.vocabulary = vocabulary
+        self.logprob = logprob
 
     def sync(self, policy: Any) -> None:
         self.eos = policy.eos_ids[0]
@@ -47,10 +48,10 @@ class ScriptedSampler(Sampler):
 
     def _draw(self, request: SampleRequest) -> Completion:
         draws = uniforms(("script", *request.prompt_ids, *request.key), 9)
-        ids = [200 + int(u * (self.vocabulary - 200)) for u in draws[1 : 4 + int(draws[0] * 6)]]
+        ids = [200 + int(u * 800) for u in draws[1 : 4 + int(draws[0] * 6)]]
         if request.key and request.key[-1] < self.truncation(int(request.key[2])) * GROUP:
-            return Completion(tuple(ids), StopReason.LENGTH, tuple(-1.0 for _ in ids))
-        return Completion((*ids, self.eos), StopReason.EOS, tuple(-1.0 for _ in [*ids, 0]))
+            return Completion(tuple(ids), StopReason.LENGTH, tuple(self.logprob for _ in ids))
+        return Completion((*ids, self.eos), StopReason.EOS, tuple(self.logprob for _ in [*ids, 0]))
 
 
 class ScriptedGrader(Grader):

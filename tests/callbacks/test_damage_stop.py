@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from rlvr_pl.callbacks.damage_stop import DamageStop, Window
 from rlvr_pl.core.collapse import CollapseCriterion
@@ -119,6 +122,29 @@ def test_a_run_stopped_and_checkpointed_stays_stopped(run, scripted):
     again = run(DamageStop(CollapseCriterion(window=4)), sampler=scripted(collapse_from(5)), resume=True)
     assert again.module.updates_done == 8 and again.module.stopped_by == "damage"
     assert again.folder.read_json("verdict.json") == first.folder.read_json("verdict.json")
+
+
+def test_other_ranks_follow_the_first(tmp_path):
+    """A rank that sees no damage itself (and writes nothing) stops at the update at which rank 0 says so."""
+    said: list[str | None] = [None, "damage seen by rank 0"]
+    trainer: Any = SimpleNamespace(
+        is_global_zero=False,
+        should_stop=False,
+        callbacks=[],
+        num_training_batches=9,
+        default_root_dir=tmp_path,
+        strategy=SimpleNamespace(broadcast=lambda mine: said[rule_calls()]),
+    )
+    module: Any = SimpleNamespace(updates_done=0, validation={}, stopped_by=None, policy=None)
+    rule = DamageStop()
+    rule_calls = lambda: len(rule._truncation) - 1  # noqa: E731
+    for number in (1, 2):
+        module.updates_done = number
+        batch = SimpleNamespace(truncated=torch.zeros(4, dtype=torch.bool))
+        report: Any = SimpleNamespace(number=number, batch=batch)
+        rule.after_update(trainer, module, report)
+        assert (trainer.should_stop, module.stopped_by) == ((False, None), (True, "damage"))[number - 1]
+    assert not list(tmp_path.iterdir())
 
 
 class RewardFloor(DamageStop):

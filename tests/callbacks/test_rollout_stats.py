@@ -43,6 +43,12 @@ def test_surprise_sees_a_soup_of_ordinary_words(run, scripted):
     assert {(r["class"], r["detector"]) for r in rows} == {("eos", None), ("soup", "surprise")}
 
 
+def test_what_the_policy_is_sure_of_is_no_soup(run, scripted):
+    """Reported at -1 nat a token, the same words are the policy's own idea of text; the start is not asked."""
+    done = run(RolloutStats(window=4, max_surprise=3.0), sampler=scripted(lambda update: 0.5, -1.0), updates=4)
+    assert float(done.folder.table("windows.csv").rows()[0]["soup"]) == 0
+
+
 @pytest.mark.parametrize("wrong", [{"window": 0}, {"max_surprise": 0.0}])
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):

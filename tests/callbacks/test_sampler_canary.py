@@ -80,15 +80,15 @@ def test_in_a_run_the_built_in_sampler_passes(run):
 
 
 def test_in_a_run_a_stale_sampler_is_named_before_the_step(run, capsys):
-    """The scripted sampler reports -1 for every token whatever the policy says."""
+    """The scripted sampler reports -2 for every token whatever the policy says."""
     with pytest.raises(StaleSamplerError, match="stale weights or draws from another distribution"):
         run(SamplerCanary())
-    done = run(SamplerCanary(action="warn"), updates=2, fresh=True)
-    assert done.module.updates_done == 2
-    assert capsys.readouterr().err.count("this is not a collapse") == 2
+    done = run(SamplerCanary(action="warn", every_n_updates=5), updates=7, fresh=True)
+    assert done.module.updates_done == 7
+    assert capsys.readouterr().err.count("this is not a collapse") == 3  # updates 1, 2 and 5
 
 
-@pytest.mark.parametrize("wrong", [{"tolerance": 0.0}, {"completions": 0}, {"action": "shrug"}])
+@pytest.mark.parametrize("wrong", [{"tolerance": 0.0}, {"completions": 0}, {"every_n_updates": 0}, {"action": "shrug"}])
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         SamplerCanary(**wrong)
