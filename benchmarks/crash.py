@@ -39,7 +39,8 @@ CLOCK = ("seconds/", "tokens_per_s")
 CONFIG = f"""
 seed: 3
 policy: {{name: embedded:start}}
-model: {{group_size: 4, max_new_tokens: 64, eval_max_new_tokens: 32, temperature: 1.3, uniform_update: step}}
+objective: SignedReinforce # learns from every update, whatever the rewards
+model: {{group_size: 4, max_new_tokens: 64, eval_max_new_tokens: 32, uniform_update: step}}
 precision: {{master_weights: true}}
 optimizer: {{class_path: torch.optim.AdamW, init_args: {{lr: 3.0e-4}}}}
 lr_scheduler: {{class_path: WarmupCosine, init_args: {{warmup: 2}}}}
@@ -209,6 +210,12 @@ def moments(kills: int, rng: random.Random, whole: float) -> Iterator[tuple[str,
             yield "random time", whole * rng.uniform(0.2, 1.0)
 
 
+def is_finished(run: Path) -> bool:
+    """Whether the run says so; a kill may come after that, while the process ends."""
+    manifest = run / "run.json"
+    return manifest.exists() and json.loads(manifest.read_text())["state"] == "finished"
+
+
 def crash(folder: Path, kills: int, seed: int) -> dict[str, Any]:
     """Everything: an undisturbed run, then disturbed ones until `kills` processes have died; what differed."""
     (folder / "config.yaml").write_text(CONFIG)
@@ -223,12 +230,11 @@ def crash(folder: Path, kills: int, seed: int) -> dict[str, Any]:
         end = kill_after(folder, run, when) if point == "random time" else kill_at(folder, run, point, int(when))
         died[point] += end
         print(f"{died.total()}/{kills} {run}: {point} {when:.3g} {'killed' if end else 'finished'}", file=sys.stderr)
-        alive -= 1
-        if not end:
-            alive = 0  # it finished
+        done = is_finished(folder / run)
+        alive = 0 if done else alive - 1
         enough = died.total() == kills
         if alive == 0 or enough:
-            if end:
+            if not done:
                 finish(folder, run)
             if found := differ(folder / "whole", folder / run):
                 differences[run] = found
