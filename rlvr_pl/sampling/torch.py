@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -14,7 +13,8 @@ from torch import Tensor
 from rlvr_pl.errors import UserError
 from rlvr_pl.sampling import nucleus
 from rlvr_pl.sampling.base import Decoding, NonFiniteLogits, Sampler, SampleRequest, uniforms
-from rlvr_pl.sampling.decoder import Decoder, build_decoder
+from rlvr_pl.sampling.decoder import Decoder, ForwardDecoder
+from rlvr_pl.sampling.fused import FusedDecoder, fusable
 from rlvr_pl.types import Completion, StopReason
 
 if TYPE_CHECKING:
@@ -29,17 +29,18 @@ class TorchSampler(Sampler):
     whatever batch it is sampled (up to the rounding of matrix products).
 
     Args:
-        dtype: of the products with weights; "auto" is FP32 on a CPU for models under `SMALL` parameters and the
-            policy's own dtype otherwise. Models outside the Llama, Qwen2 and Qwen3 families run in their own dtype.
+        dtype: of the products with weights; "auto" is FP32 on a CPU for models under `SMALL` parameters (whose BF16
+            products are slower) and the policy's own dtype otherwise. Models outside the Llama, Qwen2 and Qwen3
+            families run in their own dtype.
         max_batch_tokens: rows x (prompt + cap) of one batch; bounds the key-value cache.
     """
 
-    SMALL: ClassVar[int] = 20_000_000
+    SMALL: ClassVar[int] = 2_000_000
 
     engine = "torch"
     deterministic = True
 
-    def __init__(self, dtype: Literal["auto", "float32", "bfloat16"] = "auto", max_batch_tokens: int = 32_768) -> None:
+    def __init__(self, dtype: Literal["auto", "float32", "bfloat16"] = "auto", max_batch_tokens: int = 16_384) -> None:
         if dtype not in ("auto", "float32", "bfloat16"):
             raise UserError(f"sampler.dtype is {dtype!r}: choose auto, float32 or bfloat16")
         if max_batch_tokens < 1:
@@ -49,12 +50,15 @@ class TorchSampler(Sampler):
         self._decoder: Decoder | None = None
 
     def sync(self, policy: Policy) -> None:
-        if self._decoder is None or self._policy is not policy:
-            self._policy = policy
-            self._decoder = build_decoder(policy.model, self._compute_dtype(policy.model))
-            self._eos = torch.tensor(policy.eos_ids, dtype=torch.long, device=policy.model.device)
+        model = policy.model
+        built_for = (model, model.device, self._compute_dtype(model))
+        if self._decoder is None or self._built_for != built_for:
+            self._decoder = FusedDecoder(model, built_for[2]) if fusable(model) else ForwardDecoder(model)
+            self._built_for = built_for
         else:
             self._decoder.load()
+        self._policy = policy
+        self._eos = torch.tensor(policy.eos_ids, dtype=torch.long, device=model.device)
 
     def generate(
         self,
@@ -65,11 +69,12 @@ class TorchSampler(Sampler):
         """Completions in the order of `requests`; `progress` is told how many are finished so far.
 
         Raises:
-            UserError: a prompt and its cap do not fit into the model's context.
+            UserError: a prompt and its cap do not fit into the model's context, or the decoding makes no sense.
             NonFiniteLogits: the policy gives NaN or infinite logits.
         """
         if self._decoder is None:
             raise RuntimeError("sync(policy) comes before generate")
+        _check(decoding)
         caps = [self._cap(i, request, decoding) for i, request in enumerate(requests)]
         done: dict[int, Completion] = {}
         model = self._policy.model
@@ -90,12 +95,15 @@ class TorchSampler(Sampler):
         if self.dtype != "auto":
             return getattr(torch, self.dtype)
         weight = next(model.parameters())
-        small = sum(p.numel() for p in model.parameters()) < self.SMALL
-        return torch.float32 if weight.device.type == "cpu" and small else weight.dtype
+        small = weight.device.type == "cpu" and sum(p.numel() for p in model.parameters()) < self.SMALL
+        return torch.float32 if small or weight.dtype == torch.float64 else weight.dtype
 
     def _cap(self, number: int, request: SampleRequest, decoding: Decoding) -> int:
         """Tokens that this request may draw, after checking that they fit."""
-        cap = min(decoding.max_new_tokens, request.max_new_tokens or decoding.max_new_tokens)
+        own = decoding.max_new_tokens if request.max_new_tokens is None else request.max_new_tokens
+        cap = min(decoding.max_new_tokens, own)
+        if cap < 1:
+            raise UserError(f"request {number} may draw {cap} tokens: max_new_tokens must be at least 1")
         prompt, context = len(request.prompt_ids), self._policy.max_context
         if prompt == 0:
             raise UserError(f"request {number} has an empty prompt: a sampler needs one token at least")
@@ -126,6 +134,13 @@ class TorchSampler(Sampler):
             yield batch
 
 
+def _check(decoding: Decoding) -> None:
+    if not 0 <= decoding.temperature < math.inf:
+        raise UserError(f"temperature is {decoding.temperature}: it must be 0 (greedy) or above")
+    if not 0 < decoding.top_p <= 1:
+        raise UserError(f"top_p is {decoding.top_p}: it must be above 0 and at most 1")
+
+
 class _Batch:
     """The decode loop over one batch. Slots 0..count-1 hold the unfinished rows; the last ones fill finished places."""
 
@@ -142,22 +157,22 @@ class _Batch:
 
     def run(self, numbers: list[int]) -> Iterator[tuple[int, Completion]]:
         """Yields (request number, completion) as rows finish."""
-        device = self._eos.device
         room = max(self._caps[i] for i in numbers)
         places: dict[tuple[int, ...], int] = {}
         rows = [places.setdefault(self._requests[i].prompt_ids, len(places)) for i in numbers]
-        logits = self._decoder.start(list(places), rows, room, self._scale)
-        is_eos = torch.zeros(logits.shape[1], dtype=torch.bool, device=device)
+        self._sequences = self._decoder.start(list(places), rows, room, self._scale)
+        device = self._eos.device
+        is_eos = torch.zeros(self._sequences.logits.shape[1], dtype=torch.bool, device=device)
         is_eos[self._eos[self._eos < len(is_eos)]] = True
         self._slots = np.array(numbers)
         self._ends = torch.tensor([self._caps[i] for i in numbers], device=device)
         self._uniform = self._draw_uniforms(numbers, room).to(device)
         self._ids = torch.empty(room, len(numbers), dtype=torch.long, device=device)
         self._logprobs = torch.empty(room, len(numbers), device=device)
-        stops = Counter(self._caps[i] for i in numbers)
+        stops = {self._caps[i] for i in numbers}
         count = len(numbers)
         for at in range(room):
-            ids, logprobs = self._draw(logits, at)
+            ids, logprobs = self._draw(self._sequences.logits, at)
             self._ids[at, :count], self._logprobs[at, :count] = ids, logprobs
             if not math.isfinite(float(logprobs.sum())):
                 self._fail(logprobs, at)
@@ -168,10 +183,9 @@ class _Batch:
                 yield from self._harvest(finished, is_eos, at)
                 count -= self._drop(finished, at)
                 if count == 0:
-                    break
+                    return
                 ids = self._ids[at, :count]
-            logits = self._decoder.step(ids)
-        self._decoder.finish()
+            self._sequences.step(ids)
 
     def _draw_uniforms(self, numbers: list[int], room: int) -> Tensor:
         """[room, rows] FP64; row i of the batch has the column named by its request's key."""
@@ -207,7 +221,7 @@ class _Batch:
                     table[:, targets] = table[:, sources]
             self._ends[targets] = self._ends[sources]
             self._slots[targets.cpu()] = self._slots[sources.cpu()]
-            self._decoder.move(sources, targets, count)
+            self._sequences.move(sources, targets, count)
         return left
 
     def _fail(self, logprobs: Tensor, at: int) -> None:
