@@ -8,10 +8,13 @@ export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: quickstart test test-slow lint format clean
+.PHONY: quickstart study test test-slow lint format clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/rlvr-pl quickstart
+
+study: $(VENV)/.installed
+	$(BIN)/rlvr-pl study configs/studies/stabilization.yaml --jobs 2
 
 test: $(VENV)/.installed-dev
 	$(BIN)/pytest -n $(WORKERS) -m "not slow and not vllm"
