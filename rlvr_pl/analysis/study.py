@@ -73,7 +73,7 @@ def _conduct(study: Study, plan: Plan, folder: StudyFolder, args: argparse.Names
         jobs = folder.jobs(study, plan, folder.criterion)
         seconds = None if study.budget.minutes is None else 60 * study.budget.minutes
         try:
-            with Watch(jobs, args.jobs) as watch:
+            with Watch(jobs) as watch:
                 run_jobs(jobs, args.jobs, lock, seconds=seconds, watch=watch)
         except KeyboardInterrupt:
             print("rlvr-pl: stopped; the same command goes on", file=sys.stderr)
@@ -173,9 +173,8 @@ def _notes(folder: StudyFolder, jobs: list[Job], report: Path) -> list[str]:
 class Watch:
     """One live table of all runs on a terminal; elsewhere a line whenever a run begins or ends."""
 
-    def __init__(self, jobs: list[Job], at_once: int) -> None:
+    def __init__(self, jobs: list[Job]) -> None:
         self.jobs = jobs
-        self.at_once = at_once
         self.console = progress_console()
         self._said = {job.name: job.state for job in jobs}
         self._live: Any = None

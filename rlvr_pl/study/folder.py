@@ -48,6 +48,11 @@ class StudyFolder:
         return content
 
     @property
+    def begun(self) -> bool:
+        """Whether any run has begun."""
+        return any(self.path.glob("*/seed-*/run.json"))
+
+    @property
     def criterion(self) -> CollapseCriterion:
         """The rule that was fixed for all arms."""
         return CollapseCriterion(**self.content["frozen"]["criterion"])
@@ -75,9 +80,9 @@ class StudyFolder:
     # ---- before update 1 -------------------------------------------------------------------------------------------
 
     def evaluate_start(self, study: Study, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer the panel with the start, as `rlvr-pl evaluate` does, unless that was done; the header of the items
-        with the number of correct ones."""
-        if not self.start_items.exists():
+        """Answer the panel with the start, as `rlvr-pl evaluate` does, unless a run has begun after that was done; the
+        header of the items with the number of correct ones."""
+        if not (self.start_items.exists() and self.begun):
             command = evaluation_command(study, settings, self.start_items)
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
             done = subprocess.run(
@@ -105,7 +110,7 @@ class StudyFolder:
         at = time.strftime("%Y-%m-%dT%H:%M:%S")
         if before is not None and before["frozen"] == frozen:
             at = before["frozen_at"]
-        elif before is not None and any(self.path.glob("*/seed-*/run.json")):
+        elif before is not None and self.begun:
             changed = [k for k in frozen if before["frozen"].get(k) != frozen[k]]
             raise UserError(
                 f"{self.path}: {', '.join(changed)}: changed since this study began; what was fixed before update 1 "
@@ -202,7 +207,16 @@ def evaluation_command(study: Study, settings: Mapping[str, Any], out: Path) -> 
     grader = settings["grader"]["class_path"].rpartition(".")[2]
     if grader not in GRADERS:
         raise UserError(f"{study.path}: grader {grader}: a study evaluates its start with one of {', '.join(GRADERS)}")
-    words = ["evaluate", study.start, "--questions", str(data["validation"]), "--out", str(out), "--json"]
+    words = [
+        "evaluate",
+        study.start,
+        "--questions",
+        str(data["validation"]),
+        "--out",
+        str(out),
+        "--overwrite",
+        "--json",
+    ]
     words += ["--batch-size", str(model["eval_batch_size"]), "--grader", GRADERS[grader]]
     if model["eval_max_new_tokens"] is not None:
         words += ["--max-new-tokens", str(model["eval_max_new_tokens"])]
