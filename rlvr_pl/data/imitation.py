@@ -42,7 +42,7 @@ class Stage:
 
 STAGES = (
     Stage(800, 3e-3, 1, walk.Endings()),
-    Stage(200, 1e-3, 5, walk.Endings(boxed=0.28, boxed_half_hour=0.65, missing=0.05)),
+    Stage(200, 1e-3, 5, walk.Endings(boxed=0.3, boxed_half_hour=0.65, missing=0.05)),
 )
 
 

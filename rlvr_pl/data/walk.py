@@ -39,8 +39,8 @@ DAY = 96
 SPLITS = {"val350": 350, "drift": 64, "train": 6000}
 """Sizes of the disjoint question sets, in the order in which they are dealt."""
 
-DETOUR_SHARE = 0.04
-SURCHARGE_SHARE = 0.53
+DETOUR_SHARE = 0.06
+SURCHARGE_SHARE = 0.42
 MORE_VILLAGES = 0.4
 """Chance that another village follows on the one just passed."""
 ROAD_CHANCES = (0.70, 0.20, 0.10)

@@ -56,7 +56,7 @@ def test_a_shipped_policy(policy: Policy) -> None:
     assert [policy.tokenizer.decode([i]) for i in (policy.pad_id, *policy.eos_ids)] == [walk.PAD, walk.EOS]
     assert policy.default_max_new_tokens == walk.CAP
     assert policy.max_context == imitation.MAX_CONTEXT
-    assert policy.template.spec() == {"kind": "text", "name": "walk", "text": "{problem}"}
+    assert policy.template.spec() == {"kind": "text", "name": "walk", "text": "{problem}", "hint": walk.HINT}
     assert config.head_dim == 32  # the fewest dimensions that vLLM's attention on CPUs knows
 
 
@@ -67,8 +67,8 @@ def test_its_tokens_are_the_words_of_the_task(policy: Policy) -> None:
 
 
 def test_start_boxes_what_base_can_do() -> None:
-    # 100 held-out questions: base boxed 24% and solved 17%, start 91% and 67%, so the gaps are far beyond the 10 points
-    # that other rounding on another machine could make (8% of items flip in the paper).
+    # 100 held-out questions: base boxes about 20 and solves 14, start 84 and 59. The bounds leave 10 points and more to
+    # the rounding of another machine (which flips 8% of the items in the paper, in both directions).
     boxed, solved = {}, {}
     for name in NAMES:
         policy, sampler = load_policy(name), TorchSampler()
@@ -78,8 +78,8 @@ def test_start_boxes_what_base_can_do() -> None:
         texts = [policy.decode(c.token_ids) for c in sampler.generate(requests, Decoding(0.0, 1.0, walk.CAP))]
         boxed[name] = sum("\\boxed{" in text for text in texts)
         solved[name] = sum(f"\\boxed{{{q.answer}}}" in text for q, text in zip(questions, texts))
-    assert boxed["embedded:base"] < 40 and boxed["embedded:start"] > 75
-    assert solved["embedded:base"] < 35 and solved["embedded:start"] > 50
+    assert boxed["embedded:base"] < 40 < 60 < boxed["embedded:start"]
+    assert solved["embedded:base"] < 30 < 45 < solved["embedded:start"]
 
 
 # ---- tokenizer -----------------------------------------------------------------------------------------------------
@@ -138,12 +138,13 @@ def test_batches_hold_whole_demonstrations() -> None:
 
 
 def test_imitation_learns() -> None:
-    # ln 1163 = 7.06 nats a token at random weights; 30 steps, most of them warm-up, reach 5.8.
+    # ln 1163 = 7.06 nats a token at random weights, whose logits are sums of 64 products of about 1 and .02. The 30
+    # steps, all of them warm-up, take a nat off; batches of short and of long demonstrations differ by half a nat.
     losses: list[float] = []
     stage = imitation.Stage(steps=30, lr=3e-3, seed=1, endings=walk.Endings())
     imitation.make_base((stage,), progress=losses.append)
-    assert losses[0] == pytest.approx(7.06, abs=0.15)  # small random weights: logits of 64 terms of about .02
-    assert losses[-1] < 6.4
+    assert losses[0] == pytest.approx(7.06, abs=0.15)
+    assert sum(losses[-5:]) / 5 < 6.5
 
 
 def test_existing_policies_are_not_replaced_unasked(tmp_path: Path) -> None:
