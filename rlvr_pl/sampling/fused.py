@@ -92,7 +92,6 @@ class FusedDecoder(Decoder):
         eps: float = model.config.rms_norm_eps
         self._floor = torch.tensor(math.sqrt(self.width * eps), device=self.device)
         self._head_floor = torch.tensor(math.sqrt(self.dim * eps), device=self.device)
-        self._rope = torch.empty(0, 1, 1, self.dim // 2, dtype=torch.complex64, device=self.device)
         self.layers: list[_Layer] = []
         self.load()
 
@@ -103,6 +102,7 @@ class FusedDecoder(Decoder):
         self.layers = [self._fuse(block, layer) for block, layer in zip(body.layers, old)]
         self._embedding: Tensor = body.embed_tokens.weight.detach()
         self._norm = body.norm.weight.detach().float() * math.sqrt(self.width)
+        self._rope = torch.empty(0, 1, 1, self.dim // 2, dtype=torch.complex64, device=self.device)
         self.head = self._model.lm_head.weight.detach().to(self.dtype).T
 
     def _fuse(self, block: Any, old: _Layer | None) -> _Layer:
@@ -293,7 +293,7 @@ class _FusedSequences(Sequences):
         self._out = self._buffer[:count]
 
     def _prefill(self, ids: Tensor, pad: Tensor, index: Tensor) -> Tensor:
-        """Logits [u, V] after prompts [u, width]; keys and values go to the sequences whose `index` names the prompt."""
+        """Logits [u, V] after prompts [u, width]; keys and values go to the sequences whose `index` is theirs."""
         w, (u, width) = self._w, ids.shape
         columns = torch.arange(width, device=w.device)
         mask = None
