@@ -37,8 +37,9 @@ from rlvr_pl.records import RunFolder
 from rlvr_pl.sampling.base import Sampler
 from rlvr_pl.schedulers import WarmupCosine
 
-# A setting without a type is data: a class path in it names nothing that would be imported and called.
-set_parsing_settings(instantiate_subclass_spec_in_any=False)
+# A setting without a type is data: a class path in it names nothing that would be imported and called. And no setting
+# may name what runs programs or loads code (the parser's list: os, subprocess, pickle, ...); by default it only warns.
+set_parsing_settings(instantiate_subclass_spec_in_any=False, import_path_denylist=[])
 
 Settle = Callable[[Any, str], tuple[RunFolder, Path | None]]
 # Imported, so that the parser finds their classes by name.
