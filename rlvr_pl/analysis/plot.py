@@ -208,7 +208,8 @@ def _finish(ax: Any, runs: Sequence[Drawn]) -> None:
     ax.set_xlim(-0.01 * end, 1.01 * end)
     ax.grid(axis="y", color=FAINT, lw=0.7)
     ax.set_axisbelow(True)
-    if not (ax.lines or ax.containers):
+    drawn = [line for line in ax.lines if line.get_transform() == ax.transData]  # not the rules across the panel
+    if not drawn:
         ax.text(0.5, 0.5, "not recorded", ha="center", va="center", transform=ax.transAxes, color="#888888")
         ax.set_yticks([])
     elif ax.get_yscale() == "log":
@@ -216,7 +217,7 @@ def _finish(ax: Any, runs: Sequence[Drawn]) -> None:
         ax.yaxis.set_major_formatter(ScalarFormatter())
         ax.yaxis.set_minor_formatter(NullFormatter())
     elif ax.get_autoscaley_on():
-        values = [y for line in ax.lines for y in line.get_ydata()]
+        values = [y for line in drawn for y in line.get_ydata()]
         if min(values) >= 0:
             ax.set_ylim(0, max(ax.get_ylim()[1], 1.05 * max(values)))
 
