@@ -143,28 +143,35 @@ def table_4(subject: Subject) -> Grid | None:
         return None
     files = [run.items[max(run.items)] for run in subject.runs]
     compared = ask("compare", subject.start_items, *files)
+    timetables = {series(_validated(run)) for run in subject.runs}
+    own = len(timetables) > 1  # then each row says its updates
     rows: list[list[Cell]] = []
     for run, paired in zip(subject.runs, compared.get("comparisons", [compared])):
         correct = run.records.validation()
-        at = [u for u in sorted(run.items) if u]
+        at = _validated(run)
         measured = [u for u in at if u in run.drift]
         soup = [] if run.stored else [w["soup"] for w in run.windows["windows"]]
         rows.append(
             [
                 run.label,
-                series(at),
+                *([series(at)] if own else []),
                 series([correct[u] for u in at]),
                 change(paired["delta_pp"], paired["ci_low"], paired["ci_high"]),
-                series([run.drift[u]["entropy"] for u in measured], 3) if measured else "–",
+                series([run.drift[u]["entropy"] for u in measured], 2) if measured else "–",
                 series([run.drift[u]["kl"] for u in measured], 3) if measured else "–",
                 number(max((x for x in soup if x is not None), default=None), 2),
             ]
         )
     return Grid(
         "Table 4",
-        "Every run at its validations. Δ is of the last one. Entropy and KL(start ‖ checkpoint) in nats a token on "
-        f"fixed contexts; soup is its largest share of the rollouts of a {subject.runs[0].window}-update window.",
-        ["Arm", "Updates", "Correct", "Δ vs start at the end, pp [95% CI]", "Entropy/token", "KL/token", "Soup"],
+        f"Every run at its validations{'' if own else f' (updates {timetables.pop()})'}. Δ is of the last one. Entropy "
+        "and KL(start ‖ checkpoint) in nats a token on fixed contexts; soup is its largest share of the rollouts of a "
+        f"{subject.runs[0].window}-update window.",
+        [
+            "Arm",
+            *(["Updates"] if own else []),
+            *("Correct", "Δ vs start at the end, pp [95% CI]", "Entropy/token", "KL/token", "Soup"),
+        ],
         rows,
         [
             command("compare", subject.start_items, *files),
@@ -296,6 +303,10 @@ def cost_table(subject: Subject) -> Grid | None:
 def _reported(subject: Subject, run: ReportedRun) -> list[int]:
     updates = sorted(run.items)
     return updates if subject.study is None else updates[-1:]
+
+
+def _validated(run: ReportedRun) -> list[int]:
+    return [u for u in sorted(run.items) if u]
 
 
 def _shared(run: ReportedRun) -> list[int]:
