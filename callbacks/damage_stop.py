@@ -129,7 +129,7 @@ class DamageStop(UpdateCallback):
                 rule = self.rule
                 content = {"criterion": rule, "canonical": canonical_json(rule), "sha256": self.sha256}
                 folder.write_json(self._file("criterion"), content)
-            if self._verdict is None:
+            if self._verdict is None and module.updates_done < trainer.num_training_batches:
                 (folder.path / self._file("verdict")).unlink(missing_ok=True)
             self._drop_good(folder, lambda number: number > module.updates_done)
         if self._verdict is not None and self.action == "stop":

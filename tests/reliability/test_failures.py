@@ -153,6 +153,19 @@ def test_a_run_that_died_before_it_wrote_its_config_begins_again(fit, tmp_path):
     assert {p.name for p in (tmp_path / "r").glob(".*")} == {".lock"}
 
 
+def test_a_run_that_died_after_its_last_checkpoint_only_ends(fit, outcome, tmp_path):
+    words = ["--run=r", "--data.updates=2", "--trainer.callbacks+=DamageStop", "--trainer.callbacks+=DriftMonitor"]
+    assert fit(*words) == 0
+    run = tmp_path / "r"
+    before, verdict = outcome(run), (run / "verdict.json").read_text()
+    state = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**state, "state": "running"}))
+    (run / "snapshots" / "final" / "model.safetensors").unlink()
+    assert fit(*words) == 0
+    assert outcome(run) == before and (run / "verdict.json").read_text() == verdict
+    assert json.loads((run / "run.json").read_text())["state"] == "finished"
+
+
 def test_two_processes_do_not_write_one_run(fit, tmp_path, capsys):
     assert fit("--run=r", "--data.updates=1") == 0
     state = json.loads((tmp_path / "r" / "run.json").read_text())
