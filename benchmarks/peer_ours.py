@@ -8,7 +8,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -52,7 +52,7 @@ class EvenGrader(Grader):
 class StageProfiler(Profiler):
     """Hands CPU-seconds of the update's stages to the worker."""
 
-    names = {"rlvr.sample": "generation", "rlvr.grade": "grading", "rlvr.weigh": "weights", "rlvr.learn": "learning"}
+    names: ClassVar = {"rlvr.sample": "generation", "rlvr.grade": "grading", "rlvr.weigh": "weights"}
 
     def __init__(self, worker: Worker) -> None:
         super().__init__()

@@ -93,15 +93,17 @@ def build_model(name: str, folder: Path) -> None:
         eos_token_id=1,
         bos_token_id=2,
     )
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)  # type: ignore[arg-type]
+    partial = folder.with_name(f"{folder.name}.partial")
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(partial)  # type: ignore[arg-type]
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, padding_side="left", clean_up_tokenization_spaces=False, **names
     )
-    fast.save_pretrained(folder)
+    fast.save_pretrained(partial)
+    partial.rename(folder)
 
 
 def question(number: int) -> str:
-    """The text of a question; update u (from 0) asks those from ``u * PROMPTS``. Ten characters, whatever the number."""
+    """The text of a question, always ten characters; update u (from 0) asks those from ``u * PROMPTS``."""
     return f"{number:04d}+{7 * number % 90:02d}*{3 * number % 10}="
 
 

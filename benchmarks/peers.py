@@ -93,8 +93,8 @@ def check(ours: Implementation, peers: list[Implementation], fp32: bool) -> dict
         close = loss <= 1e-5 * max(1, abs(ours_["loss"])) and norm <= 1e-4
         if not same or (fp32 and not close):
             sys.exit(
-                f"peers: {peer.name} does not do the same work: loss {theirs['loss']} and {ours_['loss']}, gradient norm "
-                f"{theirs['grad_norm']} and {ours_['grad_norm']}, rewards {rewards} apart"
+                f"peers: {peer.name} does not do the same work: loss {theirs['loss']} and {ours_['loss']}, gradient "
+                f"norm {theirs['grad_norm']} and {ours_['grad_norm']}, rewards {rewards} apart"
             )
         found[peer.name] = {"loss": loss, "grad_norm": norm}
     return found
