@@ -25,6 +25,8 @@ _CPU_TILE = 2**19
 # Elements of a tile elsewhere, and of the row block that `linear_loss` keeps between its sweeps over the vocabulary:
 # 64 MiB of FP32. (On a CPU a block twice as large takes a sixth of the time off, one half as large adds a seventh.)
 _LARGE = 2**24
+# Rows of half precision are filled up to multiples of this: see `rlvr_pl.update.WIDTH_STEP`.
+_ROW_STEP = 64
 
 
 def token_logprobs_reference(hidden: Tensor, head: Tensor, targets: Tensor, *, temperature: float = 1.0) -> Tensor:
@@ -276,9 +278,13 @@ class _LinearLoss(torch.autograd.Function):
         logprobs = torch.full_like(weights, torch.nan, dtype=wide)
         grad_hidden = torch.zeros_like(hidden) if with_grad and ctx.needs_input_grad[0] else None
         grad_head = torch.zeros_like(head, dtype=wide) if with_grad and ctx.needs_input_grad[1] else None
-        kept = hidden.new_empty(min(row_chunk, len(active)) * len(head))
+        kept = hidden.new_empty((min(row_chunk, len(active)) + _ROW_STEP) * len(head))
         for index in active.split(row_chunk) if len(active) else ():
+            count = len(index)
+            if hidden.dtype in (torch.bfloat16, torch.float16):
+                index = torch.cat([index, index[-1:].expand(-count % _ROW_STEP)])
             rows, at, weight = hidden[index], targets[index], weights[index].to(wide)
+            weight[count:] = 0
             tiles, logprobs[index] = _exp_tiles(rows, head, at, scale, vocab_chunk, kept)
             # dL/dz = weight (p - onehot) scale, and p = exp(z - max) * share, so one factor a row and tile carries both
             pull = (weight * scale)[:, None]
@@ -286,7 +292,7 @@ class _LinearLoss(torch.autograd.Function):
                 grad_rows = -pull * head[at]
                 for columns, exp, share in tiles:
                     grad_rows.addcmul_(exp @ head[columns], share[:, None] * pull)
-                grad_hidden[index] = grad_rows.to(hidden.dtype)
+                grad_hidden[index[:count]] = grad_rows[:count].to(hidden.dtype)
             if grad_head is not None:
                 for columns, exp, share in tiles:
                     _addmm(grad_head[columns], exp.T, (rows * (share[:, None] * pull)).to(rows.dtype))
