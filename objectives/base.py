@@ -75,6 +75,12 @@ class Objective(ABC):
         return type(self).loss is Objective.loss
 
     @property
+    def linear_on_first_pass(self) -> bool:
+        """Whether, as long as the batch has no `old_logprobs`, the gradient of the loss in the log-probs is the same
+        wherever the log-probs are; then too it is known before the forward. Only asked where not `linear`."""
+        return False
+
+    @property
     def every_row(self) -> bool:
         """Whether rows whose weights are all zero enter the loss (a KL or an entropy term): then they are forwarded."""
         return not self.linear

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rlvr_pl.core.ratio import importance_ratio
 from rlvr_pl.core.weights import Aggregation
 from rlvr_pl.objectives.grpo import GRPO
-from rlvr_pl.objectives.ratio import Ratio
+from rlvr_pl.objectives.ratio import Ratio, on_ratios
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +34,7 @@ class CISPO(Ratio, GRPO):
             raise ValueError(f"cap={cap} must be positive")
         self.cap = cap
 
+    @on_ratios
     def surrogate(self, log_ratios: Tensor, logprobs: Tensor, weights: Tensor, batch: RolloutBatch) -> Tensor:
         ratio = importance_ratio(log_ratios, batch.mask, self.level).detach()
         return ratio.clamp(max=self.cap) * weights * logprobs

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rlvr_pl.core.ratio import RatioLevel, importance_ratio
 from rlvr_pl.core.weights import Aggregation
 from rlvr_pl.objectives.grpo import GRPO
-from rlvr_pl.objectives.ratio import Ratio
+from rlvr_pl.objectives.ratio import Ratio, on_ratios
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,6 +38,7 @@ class Clipped(Ratio):
         if delta is not None and delta <= 0:
             raise ValueError(f"delta={delta} must be positive")
 
+    @on_ratios
     def surrogate(self, log_ratios: Tensor, logprobs: Tensor, weights: Tensor, batch: RolloutBatch) -> Tensor:
         ratio = importance_ratio(log_ratios, batch.mask, self.level)
         free = ratio if self.delta is None else ratio.clamp(max=self.delta)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rlvr_pl.core.ratio import per_sequence
 from rlvr_pl.core.weights import Aggregation
 from rlvr_pl.objectives.grpo import GRPO
-from rlvr_pl.objectives.ratio import Ratio
+from rlvr_pl.objectives.ratio import Ratio, on_ratios
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,6 +37,7 @@ class GMPO(Ratio, GRPO):
             raise ValueError(f"clip={clip} must be positive")
         self.clip = clip
 
+    @on_ratios
     def surrogate(self, log_ratios: Tensor, logprobs: Tensor, weights: Tensor, batch: RolloutBatch) -> Tensor:
         positive = weights.sum(1, keepdim=True) > 0
         clipped = log_ratios.clamp(max=self.clip).where(positive, log_ratios.clamp(min=-self.clip))

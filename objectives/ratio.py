@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlvr_pl.core.choices import check_choice
 from rlvr_pl.core.ratio import RatioLevel, clean, importance_ratio, log_ratio
@@ -14,6 +15,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlvr_pl.types import RolloutBatch
+
+
+Surrogate = TypeVar("Surrogate", bound=Callable[..., Any])
+
+
+def on_ratios(surrogate: Surrogate) -> Surrogate:
+    """Mark a `surrogate` that reads log-probs through its `log_ratios` alone, or as a plain factor. The mark is of the
+    function: a subclass that overrides it says so again."""
+    surrogate.on_ratios = True  # type: ignore[attr-defined]
+    return surrogate
 
 
 class Ratio(PolicyGradient):
@@ -72,6 +83,14 @@ class Ratio(PolicyGradient):
             weights = clean(weights, self.off_policy_mask.keep(current, weights, batch))
         log_ratios = log_ratio(current, batch.old_logprobs, learned)
         return -self.surrogate(log_ratios, current, weights, batch).sum() + self.penalties(logprobs, batch)
+
+    @property
+    def linear_on_first_pass(self) -> bool:
+        """Every ratio is 1 there, so it is enough that the surrogate asks nothing else of the log-probs (`on_ratios`)
+        and that nothing else of the loss reads them."""
+        plain = type(self).loss is Ratio.loss and type(self).penalties is PolicyGradient.penalties
+        mine = getattr(type(self).surrogate, "on_ratios", False)
+        return plain and mine and not self.every_row and self.off_policy_mask is None
 
     def ratio(self, logprobs: Tensor, keep: Tensor, batch: RolloutBatch) -> Tensor:
         return importance_ratio(log_ratio(logprobs, batch.old_logprobs, keep), batch.mask, self.level)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rlvr_pl.core.ratio import importance_ratio
 from rlvr_pl.core.weights import Aggregation
 from rlvr_pl.objectives.grpo import GRPO
-from rlvr_pl.objectives.ratio import Ratio
+from rlvr_pl.objectives.ratio import Ratio, on_ratios
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,6 +43,7 @@ class SAPO(Ratio, GRPO):
         self.tau_positive = tau_positive
         self.tau_negative = tau_negative
 
+    @on_ratios
     def surrogate(self, log_ratios: Tensor, logprobs: Tensor, weights: Tensor, batch: RolloutBatch) -> Tensor:
         ratio = importance_ratio(log_ratios, batch.mask, self.level)
         positive = (4 / self.tau_positive) * (self.tau_positive * (ratio - 1)).sigmoid()

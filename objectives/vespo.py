@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rlvr_pl.core.ratio import LOG_RATIO_BOUND
 from rlvr_pl.core.weights import Aggregation
 from rlvr_pl.objectives.grpo import GRPO
-from rlvr_pl.objectives.ratio import Ratio
+from rlvr_pl.objectives.ratio import Ratio, on_ratios
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,6 +58,7 @@ class VESPO(Ratio, GRPO):
     def correct(self, weights: Tensor, batch: RolloutBatch) -> Tensor:
         return weights
 
+    @on_ratios
     def surrogate(self, log_ratios: Tensor, logprobs: Tensor, weights: Tensor, batch: RolloutBatch) -> Tensor:
         log_w = log_ratios.detach().sum(1, keepdim=True)
         if self.correction is not None:
