@@ -51,6 +51,7 @@ class Decoder(ABC):
 
         Args:
             prompts: token ids, at least one each.
+            rows: ascending.
             room: tokens by which a sequence may grow.
             scale: factor of the logits, an inverse temperature.
         """

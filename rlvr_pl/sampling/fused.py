@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -92,6 +93,7 @@ class FusedDecoder(Decoder):
         eps: float = model.config.rms_norm_eps
         self._floor = torch.tensor(math.sqrt(self.width * eps), device=self.device)
         self._head_floor = torch.tensor(math.sqrt(self.dim * eps), device=self.device)
+        self._frequencies: Tensor | None = None
         self.layers: list[_Layer] = []
         self.load()
 
@@ -102,7 +104,10 @@ class FusedDecoder(Decoder):
         self.layers = [self._fuse(block, layer) for block, layer in zip(body.layers, old)]
         self._embedding: Tensor = body.embed_tokens.weight.detach()
         self._norm = body.norm.weight.detach().float() * math.sqrt(self.width)
-        self._rope = torch.empty(0, 1, 1, self.dim // 2, dtype=torch.complex64, device=self.device)
+        frequencies = body.rotary_emb.inv_freq  # a cast of the model rounds them
+        if self._frequencies is None or not torch.equal(frequencies, self._frequencies):
+            self._frequencies = frequencies.clone()
+            self._rope = torch.empty(0, 1, 1, self.dim // 2, dtype=torch.complex64, device=self.device)
         self.head = self._model.lm_head.weight.detach().to(self.dtype).T
 
     def _fuse(self, block: Any, old: _Layer | None) -> _Layer:
@@ -280,7 +285,11 @@ class _FusedSequences(Sequences):
             bias = torch.zeros(n, 1, length, dtype=w.cache_dtype, device=w.device)
             self._bias = bias.masked_fill_(hidden[:, None], -torch.inf).repeat_interleave(w.kv, 0)
         height = max(1, _PREFILL_TOKENS // width)
-        parts = [self._prefill(ids[i : i + height], pad[i : i + height], index - i) for i in range(0, len(ids), height)]
+        parts = []
+        for first in range(0, len(ids), height):
+            some = slice(first, first + height)
+            here = slice(bisect_left(rows, first), bisect_left(rows, first + height))
+            parts.append(self._prefill(ids[some], pad[some], here, index[here] - first))
         self._buffer = torch.empty(n, w.head.shape[1], dtype=w.dtype, device=w.device)
         self.logits = torch.index_select(torch.cat(parts), 0, index, out=self._buffer).float()
         self._use(n)
@@ -292,8 +301,8 @@ class _FusedSequences(Sequences):
         self._cache = [(keys[:used], values[:used]) for keys, values in zip(self._keys, self._values)]
         self._out = self._buffer[:count]
 
-    def _prefill(self, ids: Tensor, pad: Tensor, index: Tensor) -> Tensor:
-        """Logits [u, V] after prompts [u, width]; keys and values go to the sequences whose `index` is theirs."""
+    def _prefill(self, ids: Tensor, pad: Tensor, here: slice, source: Tensor) -> Tensor:
+        """Logits [u, V] after prompts [u, width]; keys and values of prompts `source` go to the sequences `here`."""
         w, (u, width) = self._w, ids.shape
         columns = torch.arange(width, device=w.device)
         mask = None
@@ -303,15 +312,14 @@ class _FusedSequences(Sequences):
             mask = (real[:, None, :] & (columns <= columns[:, None]) | itself)[:, None]
         rope = self._rope[(columns - pad[:, None]).clamp_(min=0).flatten()]
         scratch = _Scratch(u * width, w)
-        here = ((index >= 0) & (index < u)).nonzero()[:, 0]
         keys, values = (x.unflatten(1, (-1, w.kv)) for x in (self._keys, self._values))
 
         def attend(number: int) -> None:
             heads = scratch.heads.view(u, width, w.kv, w.groups + 2, w.dim)
             q = heads[:, :, :, :-2].flatten(2, 3).transpose(1, 2)
             k, v = heads[:, :, :, -2].transpose(1, 2), heads[:, :, :, -1].transpose(1, 2)
-            keys[number, here, :, :, :width] = k.transpose(2, 3)[index[here]].to(keys.dtype)
-            values[number, here, :, :width] = v[index[here]].to(values.dtype)
+            keys[number, here, :, :, :width] = k.transpose(2, 3).index_select(0, source)
+            values[number, here, :, :width] = v.index_select(0, source)
             mixed = F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=mask is None, scale=1.0, enable_gqa=True
             )

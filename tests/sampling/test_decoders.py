@@ -69,8 +69,8 @@ NOT_FUSED = {
 # lengths and the rows that continue them: no padding and a window of 16 columns that is first wider than the text;
 # padding within that window; padding beyond it
 BATCHES = {
-    "equal": ([[5, 6, 7], [8, 9, 10]], [0, 1, 1, 0, 1]),
-    "padded": ([[5, 6, 7, 8, 9], [8], [10, 11, 12]], [2, 0, 1, 1, 2]),
+    "equal": ([[5, 6, 7], [8, 9, 10]], [0, 0, 1, 1, 1]),
+    "padded": ([[5, 6, 7, 8, 9], [8], [10, 11, 12]], [0, 1, 1, 2, 2]),
     "long": ([list(range(10, 31)), [8], list(range(3, 20))], [0, 1, 2, 2]),
 }
 
