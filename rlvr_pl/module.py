@@ -12,7 +12,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -145,7 +145,7 @@ class RLVRModule(LightningModule):
             if self.updates_done:
                 raise RuntimeError("the start policy must be asked for before training starts")
             self._start = self.policy.copy_frozen()
-        self._start.model.to(self.device)
+        cast("Any", self._start.model).to(self.device)
         return self._start
 
     def configure_optimizers(self) -> Any:
@@ -444,7 +444,7 @@ class RLVRModule(LightningModule):
         }
 
     def _profile(self, name: str) -> Any:
-        return self.trainer.profiler.profile(f"rlvr.{name}")
+        return cast("Any", self.trainer).profiler.profile(f"rlvr.{name}")
 
     # ---- validation ------------------------------------------------------------------------------------------------
 
@@ -501,7 +501,7 @@ class StageClock:
         self._profile = profile
 
     @contextmanager
-    def __call__(self, name: str) -> Iterable[None]:
+    def __call__(self, name: str) -> Iterator[None]:
         begin = time.perf_counter()
         with self._profile(name):
             yield

@@ -72,7 +72,7 @@ class BF16Precision(Precision):
         return [(p, p) for group in optimizer.param_groups for p in group["params"]]
 
     @override
-    def optimizer_step(self, optimizer: Optimizer, model: Any, closure: Any, **kwargs: Any) -> Any:
+    def optimizer_step(self, optimizer: Any, model: Any, closure: Any, **kwargs: Any) -> Any:
         result = super().optimizer_step(optimizer, model=model, closure=closure, **kwargs)
         self.round_masters()
         return result
@@ -81,7 +81,8 @@ class BF16Precision(Precision):
         """Round the masters into the compute weights."""
         if self._pairs:
             with torch.no_grad():
-                torch._foreach_copy_([w for w, _ in self._pairs], [m for _, m in self._pairs])
+                for weight, master in self._pairs:
+                    weight.copy_(master)
 
     @override
     def state_dict(self) -> dict[str, Any]:

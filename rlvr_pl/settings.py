@@ -14,7 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jsonargparse import ArgumentError, class_from_function, set_parsing_settings
+from jsonargparse import (
+    ArgumentError,
+    class_from_function,  # pyright: ignore[reportPrivateImportUsage]
+    set_parsing_settings,
+)
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
