@@ -3,9 +3,10 @@
     python benchmarks/sampler.py [--case tiny64] [--rows 32] [--max-new-tokens 128] [--dtype auto] [--runs 5] [--json]
 
 Cases are random-weight Qwen3 models: `embedded` (vocabulary 1,200, hidden 64, 2 layers: the shape of the shipped tiny
-policies), `tiny64` (64, 128, 4 layers), `bigvocab` (151,936, 256, 2 layers), `medium` (8,192, 256, 6 layers), `smollm2` (49,152, 576, 30 layers). No
-row ends early, so that both sides draw the same number of tokens. `--model FOLDER` takes a model of your own, and
-`--sharpen X` multiplies the head: with large X the nucleus is a few tokens, with 1 it is most of the vocabulary.
+policies), `tiny64` (64, 128, 4 layers), `bigvocab` (151,936, 256, 2 layers), `medium` (8,192, 256, 6 layers), `smollm2`
+(49,152, 576, 30 layers). No row ends early, so that both sides draw the same number of tokens. `--model FOLDER` takes a
+model of your own, and `--sharpen X` multiplies the head: with large X the nucleus is a few tokens, with 1 it is most of
+the vocabulary.
 CPU-seconds are process CPU-seconds on one thread, medians of interleaved runs.
 """
 

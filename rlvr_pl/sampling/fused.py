@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _PREFILL_TOKENS = 8192
 # Attention over fewer columns than a vector register holds is slower than over this many with a mask.
 _LEAST_WINDOW = 16
+# Rows of a BF16 product on a CPU are filled up to a multiple of this.
+_ROW_STEP = 16
 _CLASSES = {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 _FIXED_ROPE = {"default", "linear", "llama3", "yarn"}
 
@@ -201,10 +203,13 @@ class FusedDecoder(Decoder):
             self._add_product(s.x, s.gate, layer.down, layer.down_bias)
 
     def project(self, x: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
-        """Logits of the residual stream x [m, h], times `scale`, in the decoder's dtype."""
+        """Logits of the residual stream x [m, h], times `scale`, FP32."""
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         unit = (x / size.hypot_(self._floor)).mul_(self._norm).mul_(scale)
-        return torch.mm(unit.to(self.dtype), self.head, out=out)
+        if self.wide:
+            return torch.mm(unit, self.head, out=out)
+        logits = self._narrow_product(unit, self.head)
+        return logits.float() if out is None else out.copy_(logits)
 
     def _unit(self, s: _Scratch, norm: Tensor | None) -> None:
         """RMSNorm of ``s.x`` into ``s.unit``, up to the factors that are folded into the next product."""
@@ -216,21 +221,27 @@ class FusedDecoder(Decoder):
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
         """out = x @ weight (+ bias)"""
         if not self.wide:
-            x = x.to(self.dtype)
-            out.copy_(x @ weight if bias is None else torch.addmm(bias, x, weight))
-        elif bias is None:
-            torch.mm(x, weight, out=out)
+            out.copy_(self._narrow_product(x, weight))
         else:
-            torch.addmm(bias, x, weight, out=out)
+            torch.mm(x, weight, out=out)
+        if bias is not None:
+            out += bias
 
     def _add_product(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         """x += y @ weight (+ bias)"""
         if self.wide:
             x.addmm_(y, weight)
         else:
-            x += y.to(self.dtype) @ weight
+            x += self._narrow_product(y, weight)
         if bias is not None:
             x += bias
+
+    def _narrow_product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x @ weight in the decoder's dtype. On a CPU every new number of rows costs a kernel of its own, in time and
+        in memory that is not given back, so there are only multiples of `_ROW_STEP`."""
+        missing = -len(x) % _ROW_STEP if self.device.type == "cpu" else 0
+        x = x.to(self.dtype)
+        return (F.pad(x, (0, 0, 0, missing)) @ weight)[: len(x)] if missing else x @ weight
 
 
 class _Scratch:
@@ -290,8 +301,8 @@ class _FusedSequences(Sequences):
             some = slice(first, first + height)
             here = slice(bisect_left(rows, first), bisect_left(rows, first + height))
             parts.append(self._prefill(ids[some], pad[some], here, index[here] - first))
-        self._buffer = torch.empty(n, w.head.shape[1], dtype=w.dtype, device=w.device)
-        self.logits = torch.index_select(torch.cat(parts), 0, index, out=self._buffer).float()
+        self._buffer = torch.empty(n, w.head.shape[1], device=w.device)
+        self.logits = torch.index_select(torch.cat(parts), 0, index, out=self._buffer)
         self._use(n)
 
     def _use(self, count: int) -> None:
@@ -354,7 +365,7 @@ class _FusedSequences(Sequences):
                 s.mixed_heads.copy_(torch.bmm(scores.softmax(-1), values))
 
         w.run(s, tokens, rope, attend)
-        self.logits = w.project(s.x, self._scale, out=self._out).float()
+        self.logits = w.project(s.x, self._scale, out=self._out)
 
     def move(self, sources: Tensor, targets: Tensor, count: int) -> None:
         if len(sources):

@@ -35,6 +35,8 @@ class TorchSampler(Sampler):
         max_batch_tokens: rows x (prompt + cap) of one batch; bounds the key-value cache.
     """
 
+    # speed of BF16 over FP32 decoding on a CPU with AMX: 0.5-0.7 at 0.27M parameters, 0.8-1.1 at 0.8M, 1.4 at 7M, 2-3
+    # at 135M
     SMALL: ClassVar[int] = 2_000_000
 
     engine = "torch"
