@@ -116,8 +116,7 @@ class Run:
         """Make the folder (or take over the unfinished one) and say in run.json that it runs."""
         path = self.folder.path
         try:
-            if replace and path.exists():
-                self._remove()
+            self._remove(replace and path.exists())
             Path(os.path.realpath(path)).mkdir(parents=True, exist_ok=True)
             self.folder.lock()
             self.folder.sweep()
@@ -133,15 +132,17 @@ class Run:
             raise UserError(f"--run {path}: cannot write there ({error.strerror})") from None
         self._write("running")
 
-    def _remove(self) -> None:
-        """Remove the old run: all of it at once by its name, so that a kill leaves no half of it there."""
+    def _remove(self, there: bool) -> None:
+        """Remove the old run, if it is there: all of it at once by its name, so that a kill leaves no half of it in the
+        way; and what a kill left of an earlier one."""
         path = Path(os.path.realpath(self.folder.path))
-        self.folder.lock()
         old = path.with_name(f".{path.name}.removed")
         shutil.rmtree(old, ignore_errors=True)
-        path.rename(old)
-        self.folder.unlock()
-        shutil.rmtree(old)
+        if there:
+            self.folder.lock()
+            path.rename(old)
+            self.folder.unlock()
+            shutil.rmtree(old)
 
     def close(self) -> None:
         """Keep the final policy of a run that reached its end or its stop rule; leave any other to be resumed."""

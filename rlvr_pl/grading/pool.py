@@ -23,6 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from rlvr_pl.errors import RunFailure
+
 # with the import path of this process, so that a worker finds what this process finds
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); from rlvr_pl.grading.worker import main; main()"
 _START_SECONDS = 300.0  # wall clock for a worker to import its libraries
@@ -68,7 +70,7 @@ class WorkerPool:
     def map(self, jobs: Sequence[Any]) -> list[Reply]:
         """One reply per job, in order; at most `count` jobs run at a time.
 
-        Raises RuntimeError when a worker cannot be started.
+        Raises RunFailure when a worker cannot be started.
         """
         if self._owner != os.getpid():
             self._fill()  # this is a fork's copy: the workers are the parent's
@@ -162,7 +164,7 @@ class _Worker:
             greeting = f"it ended with status {self._exit_status(process)}"
         if greeting != "ready":
             self.stop()
-            raise RuntimeError(f"a grading worker ({self._args[0]}) did not start: {greeting}")
+            raise RunFailure(f"a grading worker ({self._args[0]}) did not start: {greeting}")
         return process
 
     @staticmethod

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from rlvr_pl.errors import RunFailure
 from rlvr_pl.grading.pool import Reply, WorkerPool
 
 HANDLER = """
@@ -207,5 +208,5 @@ print(pool.map([("pid",)])[0].value)
 
 
 def test_a_worker_that_cannot_start_says_why(handlers: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"broken_handler.*ModuleNotFoundError: No module named 'no_such_module'"):
+    with pytest.raises(RunFailure, match=r"broken_handler.*ModuleNotFoundError: No module named 'no_such_module'"):
         WorkerPool("broken_handler", 1, 1.0, 256).map([("echo", 1)])
