@@ -99,7 +99,7 @@ class JsonlFile:
         *lines, torn = self.path.read_bytes().split(b"\n")
         updates = {line: _update_of(line) for line in lines}
         kept = [line for line in lines if (number := updates[line]) is not None and number <= update]
-        damaged = [line for line in (*lines, torn) if line and updates.get(line) is None]
+        damaged = [line for line in lines if line and updates[line] is None] + ([torn] if torn else [])
         if damaged:
             _set_aside(self.path, damaged)
         if damaged or len(kept) < len(lines):

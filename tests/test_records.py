@@ -172,3 +172,11 @@ def test_names_do_not_lead_out_of_the_run_folder(tmp_path, name):
         with pytest.raises(UserError, match="outside of the run folder"):
             use(name)
     assert not list(tmp_path.glob("x*"))
+
+
+def test_a_torn_line_that_repeats_a_whole_one_is_torn_all_the_same(tmp_path):
+    file = JsonlFile(tmp_path / "r.jsonl")
+    file.path.write_bytes(b'{"update": 1}\n{"update": 1}')
+    file.truncate_after(5)
+    file.append([{"update": 2}])
+    assert file.path.read_bytes() == b'{"update": 1}\n{"update": 2}\n'
