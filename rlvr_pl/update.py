@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from rlvr_pl import trunk
 from rlvr_pl.core.logprobs import chunked_logprobs, linear_loss
 from rlvr_pl.errors import RunFailure
 from rlvr_pl.objectives.base import Objective
@@ -30,8 +29,6 @@ UniformUpdate = Literal["skip", "step"]
 # Rows are padded to multiples of this: on a CPU every new shape of a BF16 product costs kernels of its own, in time and
 # in megabytes that are not given back.
 WIDTH_STEP = 16
-# Padding that costs about as much as a micro-batch more.
-MAX_PADDING = 256
 # Weights of one tensor that are compared around a step: a share of a million has a standard error below 0.0005.
 WATCHED = 2**20
 
@@ -48,37 +45,27 @@ class NonFiniteError(RunFailure, ArithmeticError):
         self.rows = tuple(rows)
 
 
-def plan_micro_batches(
-    batch: RolloutBatch, rows: Sequence[int], max_tokens: int, max_padding: int | None = None
-) -> list[list[int]]:
-    """Cut rows into micro-batches of at most `max_tokens` padded tokens (one row may exceed it alone) and `max_padding`
-    tokens of padding, longest first, so that rows of similar length share a micro-batch and padding stays small."""
+def plan_micro_batches(batch: RolloutBatch, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Cut rows into micro-batches of at most `max_tokens` padded tokens (one row may exceed it alone), longest first,
+    so that rows of similar length share a micro-batch and padding stays small."""
     lengths = batch.lengths.tolist()
     total = {i: len(batch.prompt_ids[i]) + lengths[i] for i in rows}
     plan: list[list[int]] = []
     current: list[int] = []
-    padding = 0
     for i in sorted(rows, key=lambda i: (-total[i], i)):
-        short = total[current[0]] - total[i] if current else 0
-        too_large = (len(current) + 1) * (total[i] + short) > max_tokens
-        if current and (too_large or (max_padding is not None and padding + short > max_padding)):
+        if current and (len(current) + 1) * total[current[0]] > max_tokens:
             plan.append(current)
-            current, padding, short = [], 0, 0
+            current = []
         current.append(i)
-        padding += short
     return [*plan, current] if current else plan
 
 
-def completion_hidden(policy: Policy, batch: RolloutBatch, *, training: bool = False) -> Tensor:
-    """Hidden states [M, h] that predict the M completion tokens of the batch, in row-major order of `batch.mask`.
-
-    `training` allows the faster forward of `rlvr_pl.trunk`, which is differentiable in reverse mode alone.
-    """
+def completion_hidden(policy: Policy, batch: RolloutBatch) -> Tensor:
+    """Hidden states [M, h] that predict the M completion tokens of the batch, in row-major order of `batch.mask`."""
     device = policy.head.device
     lengths = batch.lengths.tolist()
     width = max((len(p) + n for p, n in zip(batch.prompt_ids, lengths)), default=0)
-    if _half(policy):
-        width = min(-(-width // WIDTH_STEP) * WIDTH_STEP, policy.max_context)
+    width = min(-(-width // WIDTH_STEP) * WIDTH_STEP, policy.max_context)
     ids = torch.full((len(batch), width), policy.pad_id, dtype=torch.long)
     attended = torch.zeros(len(batch), width, dtype=torch.long)
     predicts = torch.zeros(len(batch), width, dtype=torch.bool)
@@ -88,25 +75,16 @@ def completion_hidden(policy: Policy, batch: RolloutBatch, *, training: bool = F
         ids[i, p : p + n] = batch.token_ids[i, :n]
         attended[i, : p + n] = 1
         predicts[i, p - 1 : p - 1 + n] = True
-    states = trunk.states(policy) if training else policy.hidden_states
-    return states(ids.to(device), attended.to(device))[predicts.to(device)]
-
-
-def _half(policy: Policy) -> bool:
-    return policy.head.dtype in (torch.bfloat16, torch.float16)
+    hidden = policy.hidden_states(ids.to(device), attended.to(device))
+    return hidden[predicts.to(device)]
 
 
 def token_logprobs(
-    policy: Policy,
-    batch: RolloutBatch,
-    *,
-    temperature: float = 1.0,
-    with_entropy: bool = False,
-    training: bool = False,
+    policy: Policy, batch: RolloutBatch, *, temperature: float = 1.0, with_entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs [N, T] of the sampled tokens under the policy's full softmax at `temperature` (0 on padding), and on
-    request the next-token entropies [N, T] in nats. Differentiable; `training` as in `completion_hidden`."""
-    hidden = completion_hidden(policy, batch, training=training)
+    request the next-token entropies [N, T] in nats. Differentiable."""
+    hidden = completion_hidden(policy, batch)
     mask = batch.mask.to(hidden.device)
     targets = batch.token_ids.to(hidden.device)[mask]
     out = chunked_logprobs(hidden, policy.head, targets, temperature=temperature, with_entropy=with_entropy)
@@ -116,11 +94,6 @@ def token_logprobs(
         return values.new_zeros(mask.shape).masked_scatter(mask, values)
 
     return spread(logprobs), None if entropy is None else spread(entropy)
-
-
-def _plan(policy: Policy, batch: RolloutBatch, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Micro-batches of an update. In half precision each cut is one more sum that rounds, so padding is no reason."""
-    return plan_micro_batches(batch, rows, max_tokens, None if _half(policy) else MAX_PADDING)
 
 
 @torch.no_grad()
@@ -133,9 +106,9 @@ def measured(
     """
     logprobs = torch.zeros(batch.mask.shape, dtype=torch.float32)
     entropy = torch.zeros_like(logprobs) if with_entropy else None
-    for rows in _plan(policy, batch, range(len(batch)), max_tokens):
+    for rows in plan_micro_batches(batch, range(len(batch)), max_tokens):
         part = batch.select(rows)
-        values, spread = token_logprobs(policy, part, temperature=temperature, with_entropy=with_entropy, training=True)
+        values, spread = token_logprobs(policy, part, temperature=temperature, with_entropy=with_entropy)
         if not bool(values.isfinite().all()):
             raise NonFiniteError(f"the log-probs of rollouts {_names(batch, rows)} are not finite", rows)
         logprobs[rows, : values.shape[1]] = values.float().cpu()
@@ -196,7 +169,7 @@ def accumulate_gradient(
     """
     matter = torch.ones(len(batch), dtype=torch.bool) if objective.every_row else weights.ne(0).any(1)
     rows = matter.nonzero()[:, 0].tolist()
-    queue = _plan(policy, batch, [i for i in rows if batch.mask[i].any()], max_tokens)
+    queue = plan_micro_batches(batch, [i for i in rows if batch.mask[i].any()], max_tokens)
     loss, tokens = 0.0, 0
     while queue:
         rows = queue.pop(0)
@@ -236,14 +209,12 @@ def _backward(policy: Policy, objective: Objective, part: RolloutBatch, weights:
     known = weights if objective.linear else _first_pass_weights(objective, weights, part.to(device))
     if known is None:
         with_entropy = "entropy" in objective.needs
-        logprobs, entropy = token_logprobs(
-            policy, part, temperature=temperature, with_entropy=with_entropy, training=True
-        )
+        logprobs, entropy = token_logprobs(policy, part, temperature=temperature, with_entropy=with_entropy)
         part = part.to(device)
         loss = objective.loss(logprobs, weights, part if entropy is None else part.replace(entropy=entropy))
         loss.backward()
         return float(loss.detach())
-    hidden = completion_hidden(policy, part, training=True)
+    hidden = completion_hidden(policy, part)
     part = part.to(device)
     targets, known = part.token_ids[part.mask], known[part.mask]
     loss, logprobs = linear_loss(hidden, policy.head, targets, known, temperature=temperature, with_logprobs=True)

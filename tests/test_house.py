@@ -17,7 +17,7 @@ FLOORS = (
     ("types", "errors"),
     ("core",),
     ("objectives",),
-    ("jsonl", "config_file", "records", "cost", "prompts", "grading", "policy", "sampling", "trunk"),
+    ("jsonl", "config_file", "records", "cost", "prompts", "grading", "policy", "sampling"),
     ("data", "precision", "schedulers", "update", "module", "evaluation", "expert_iteration"),
     ("configs",),
     ("callbacks",),

@@ -114,39 +114,6 @@ def test_later_passes_and_other_terms_take_the_general_path():
     assert room._first_pass_weights(Own(), batch.mask.double(), batch) is None
 
 
-def test_padding_is_bounded_and_changes_nothing(tiny_policy, monkeypatch):
-    """Padded widths of prompt and completion are 17, 12, 12, 10, 7, 7, 6, 4 (longest first). With at most 5 tokens of
-    padding: 17 and 12 (5), then 12 and 10 (2; 7 would add 5), then 7, 7, 6, 4 (0 + 1 + 3)."""
-    batch = make_batch()
-    plan = room.plan_micro_batches(batch, range(8), 10**6, 5)
-    widths = [len(p) + n for p, n in zip(batch.prompt_ids, LENGTHS)]
-    assert [[widths[i] for i in rows] for rows in plan] == [[17, 12], [12, 10], [7, 7, 6, 4]]
-    loss, whole = gradient(tiny_policy(), GSPO(), batch)
-    for padding in (0, 5):
-        monkeypatch.setattr(room, "MAX_PADDING", padding)
-        part_loss, part = gradient(tiny_policy(), GSPO(), batch)
-        assert part_loss == pytest.approx(loss, abs=1e-9)
-        assert (part - whole).norm() <= 1e-9 * whole.norm()
-
-
-def test_the_trunk_is_used_in_fp32_and_agrees(tiny_policy, monkeypatch):
-    """FP32 sums of about 1e3 terms round to 1e3 * 6e-8 = 6e-5 at worst, 2e-6 as a random walk, on either side."""
-    policy, batch = tiny_policy("float32"), make_batch()
-    calls = []
-    fast = room.trunk.hidden_states
-    monkeypatch.setattr(room.trunk, "hidden_states", lambda *a: calls.append(1) or fast(*a))
-    loss, own = gradient(policy, BNPO(), batch)
-    old, _ = room.measured(policy, batch, max_tokens=10**6, temperature=0.8)
-    assert len(calls) == 2
-    monkeypatch.setattr(room.trunk, "fits", lambda model: False)
-    plain_loss, plain = gradient(policy, BNPO(), batch)
-    plain_old, _ = room.measured(policy, batch, max_tokens=10**6, temperature=0.8)
-    assert len(calls) == 2
-    assert loss == pytest.approx(plain_loss, abs=1e-6)
-    assert (own - plain).norm() <= 2e-5 * plain.norm()
-    assert torch.allclose(old, plain_old, atol=2e-5)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [0.1, 1 - 1e-7, 1.0, 1 + 1e-6, 1.5, 40.0])
 def test_clip_gives_torchs_bits(size, dtype):
