@@ -205,7 +205,7 @@ def moments(kills: int, rng: random.Random, whole: float) -> Iterator[tuple[str,
         if i % 2 == 0:
             point = POINTS[i // 2 % len(POINTS)]
             rare = point.startswith(("checkpoint", "policy", "validation", "training"))
-            yield point, rng.randint(1, 2 if rare else 4)
+            yield point, 1 + ("cut" in point) if rare else rng.randint(1, 4)  # the cut one has another before it
         else:
             yield "random time", whole * rng.uniform(0.2, 1.0)
 
