@@ -20,6 +20,7 @@ from rlvr_pl.callbacks.drift import (
 )
 from rlvr_pl.data.pools import load_questions
 from rlvr_pl.errors import UserError
+from rlvr_pl.policy import cast_weights
 from rlvr_pl.records import RunFolder
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ class DriftMonitor(UpdateCallback):
         if trainer.is_global_zero:
             self._table.truncate_after(self.rows[-1]["update"] if self.rows else -1)
         start = self._start_policy(module)
-        cast("Any", start.model).to(module.policy.head)  # copied before the strategy moved and converted it
+        cast_weights(start.model, module.policy.head.dtype)  # copied before the strategy moved and converted it
+        cast("Any", start.model).to(module.policy.head.device)
         contexts = self._contexts(folder, module, start)
         side = StartCopy if self.start == "copy" else StartStates
         self._meter = DriftMeter(contexts, start, side=side)

@@ -27,7 +27,7 @@ from rlvr_pl.errors import UserError
 from rlvr_pl.evaluation import evaluate_batch, header, summarize, write_items
 from rlvr_pl.grading.base import Grader, GradeRequest
 from rlvr_pl.objectives.base import Objective, check_weights
-from rlvr_pl.policy import Policy
+from rlvr_pl.policy import Policy, cast_weights
 from rlvr_pl.precision import BF16Precision
 from rlvr_pl.records import RunFolder, atomic_write_text
 from rlvr_pl.sampling.base import Decoding, NonFiniteLogits, Sampler, SampleRequest
@@ -145,6 +145,7 @@ class RLVRModule(LightningModule):
             if self.updates_done:
                 raise RuntimeError("the start policy must be asked for before training starts")
             self._start = self.policy.copy_frozen()
+        cast_weights(self._start.model, self.policy.head.dtype)  # copied before the strategy converted and moved it
         cast("Any", self._start.model).to(self.device)
         return self._start
 

@@ -192,6 +192,14 @@ def make_policy(model: PreTrainedModel, tokenizer: Any, template: PromptTemplate
     )
 
 
+def cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
+    """Cast the weights and leave the buffers. Rotary frequencies are a buffer: rounded to BF16 they turn far positions
+    by whole radians, and the policy that trains would not be the one that its saved folder holds."""
+    for weight in model.parameters():
+        if weight.is_floating_point():
+            weight.data = weight.data.to(dtype)
+
+
 def untie(model: PreTrainedModel) -> None:
     """Make input embedding and output head independent parameters, equal at first; a saved folder stays untied."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()

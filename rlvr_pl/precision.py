@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from rlvr_pl.policy import cast_weights
+
 LARGE = 100_000_000
 """Weights from which on the paper's figures are taken to hold; tiny policies need larger rates."""
 MASTER_RATE = 3e-6
@@ -40,7 +42,8 @@ class BF16Precision(Precision):
 
     @override
     def convert_module(self, module: nn.Module) -> nn.Module:
-        return module.to(torch.bfloat16)
+        cast_weights(module, torch.bfloat16)
+        return module
 
     @override
     @contextmanager

@@ -244,3 +244,12 @@ def test_every_shipped_config_parses_and_survives_a_round_trip(tmp_path, path):
 def test_errors_are_worded():
     message = "Parser key \"model.group_size\":\n  Expected a <class 'int'>. Got value: x"
     assert worded(message) == "--model.group_size: Expected a int. Got value: x"
+
+
+def test_validation_inside_fit_gives_the_items_of_evaluate(tmp_path):
+    """The same weights, panel and batch size: the same answers, item for item."""
+    words = ["--policy.name=embedded:start", "--data.validation=embedded:drift", "--data.updates=1"]
+    assert fit("--run=r", *words, "--trainer.callbacks+=DriftMonitor") == 0
+    assert main(["evaluate", "embedded:start", "--questions", "embedded:drift", "--out", "e.jsonl", "--json"]) == 0
+    inside = (tmp_path / "r" / "items" / "val-000000.jsonl").read_text().splitlines()
+    assert inside[1:] == (tmp_path / "e.jsonl").read_text().splitlines()[1:]

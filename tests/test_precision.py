@@ -64,3 +64,18 @@ def test_a_checkpoint_of_the_other_precision_is_refused():
     _, other, _ = trained(False, 1e-5, 1, torch.ones(8))
     with pytest.raises(ValueError, match="master_weights"):
         other.load_state_dict(plugin.state_dict())
+
+
+@pytest.mark.parametrize("master_weights", [False, True])
+def test_weights_become_bf16_and_buffers_stay(tiny_policy, master_weights):
+    """The rotary frequencies are a buffer; the logits must be those of the saved BF16 policy, bit for bit."""
+    saved, trained_one = tiny_policy("float32"), tiny_policy("float32")
+    for weight in saved.model.parameters():
+        weight.data = weight.data.bfloat16()
+    frequencies = trained_one.model.model.rotary_emb.inv_freq.clone()
+    BF16Precision(master_weights).convert_module(trained_one.model)
+    assert {p.dtype for p in trained_one.model.parameters()} == {torch.bfloat16}
+    assert torch.equal(trained_one.model.model.rotary_emb.inv_freq, frequencies)
+    ids = torch.arange(2, 62)[None]
+    with torch.no_grad():
+        assert torch.equal(trained_one.model(ids).logits, saved.model(ids).logits)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from rlvr_pl.data import walk
-from rlvr_pl.policy import Policy, weights_sha256
+from rlvr_pl.policy import Policy, cast_weights, weights_sha256
 from rlvr_pl.prompts import TextTemplate
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def make_base(
     policy = untrained_policy(seed)
     for stage in stages:
         imitate(policy.model, stage, progress)
-    policy.model.to(torch.bfloat16)  # type: ignore[arg-type]
+    cast_weights(policy.model, torch.bfloat16)
     return replace(policy, sha256=weights_sha256(policy.model))
 
 

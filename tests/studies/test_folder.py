@@ -221,14 +221,8 @@ def test_a_study_from_its_file_to_its_report(tmp_path, study_file, capsys):
         found = first["arms"][arm]["1"]
         assert verdict["sha256"] == first["criterion"]["sha256"]
         assert verdict["collapsed"] == found["collapsed"]
-        start, own = (
-            [json.loads(line) for line in file.read_text().splitlines()[1:]]
-            for file in (out / "start.jsonl", folder / "items" / "val-000000.jsonl")
-        )
-        assert [item["uid"] for item in start] == [item["uid"] for item in own]
-        # The same weights in another process: where two tokens are nearly tied, the order of a sum decides (the paper
-        # saw 8% of items flip). Another policy or panel would differ nearly everywhere.
-        assert sum(a != b for a, b in zip(start, own)) <= 0.08 * len(start)
+        start, own = (out / "start.jsonl").read_text(), (folder / "items" / "val-000000.jsonl").read_text()
+        assert start.splitlines()[1:] == own.splitlines()[1:]
     weights = out / "mask" / "seed-1" / "snapshots" / "final" / "model.safetensors"
     whole, when = weights.read_bytes(), (out / "supplied" / "seed-1" / "run.json").stat().st_mtime_ns
     state = out / "mask" / "seed-1" / "run.json"
