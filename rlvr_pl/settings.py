@@ -128,7 +128,7 @@ class FitCLI(LightningCLI):
             save_config_callback=None,
             trainer_defaults={**TRAINER_DEFAULTS, "callbacks": [CALLBACKS["RunRecord"]()]},
             parser_kwargs={"prog": "rlvr-pl fit", "exit_on_error": False},
-            args=full_names(argv),
+            args=fresh_classes(full_names(argv)),
             run=False,
         )
 
@@ -227,6 +227,41 @@ def known_classes(base: type) -> dict[str, type]:
     return dict(sorted(found.items()))
 
 
+def fresh_classes(words: Sequence[str]) -> list[str]:
+    """Clear a slot before a flag or a later config file names another class for it than stood there.
+
+    The parser would carry over the old class's arguments wherever the new one has arguments of the same names, so that
+    `ORLMask` over a config of `GRPO` would not mask.
+    """
+    out: list[str] = []
+    current: dict[str, str] = {}
+    for i, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        value = value if equals or i + 1 == len(words) else words[i + 1]
+        for slot, name in _classes(flag, value).items():
+            if current.get(slot, name) != name:
+                out.append(f"--{slot}=null")
+            current[slot] = name
+        out.append(word)
+    return out
+
+
+def _classes(flag: str, value: str) -> dict[str, str]:
+    """The classes that one argument puts into slots, by their last names."""
+    if flag.removeprefix("--") in SLOTS:
+        named = {flag.removeprefix("--"): value}
+    elif flag in ("--config", "-c") and os.path.lexists(value):
+        given = read_config(value)
+        named = {slot: _class_path(given[slot]) for slot in SLOTS if given.get(slot) is not None}
+    else:
+        named = {}
+    return {slot: name.rsplit(".", 1)[-1] for slot, name in named.items() if name}
+
+
+def _class_path(spec: Any) -> str:
+    return str(spec.get("class_path", "")) if isinstance(spec, Mapping) else str(spec)
+
+
 def config_files(argv: Sequence[str]) -> list[str]:
     """The files that follow ``--config`` and ``-c``."""
     words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
@@ -242,7 +277,8 @@ def left_out(given: Mapping[str, Any], config: Any) -> list[str]:
         if not isinstance(spec, dict) or "class_path" not in spec or final is None or "class_path" not in final:
             continue
         old, new = (str(path).rsplit(".", 1)[-1] for path in (spec["class_path"], final["class_path"]))
-        lost = [name for name in spec.get("init_args") or {} if name not in (final.get("init_args") or {})]
+        kept = final.get("init_args") or {}
+        lost = [k for k, value in (spec.get("init_args") or {}).items() if k not in kept or kept[k] != value]
         if old != new and lost:
             lines.append(f"--{slot}: {new} takes the place of {old}; left out: {', '.join(lost)}")
     return lines

@@ -253,3 +253,23 @@ def test_validation_inside_fit_gives_the_items_of_evaluate(tmp_path):
     assert main(["evaluate", "embedded:start", "--questions", "embedded:drift", "--out", "e.jsonl", "--json"]) == 0
     inside = (tmp_path / "r" / "items" / "val-000000.jsonl").read_text().splitlines()
     assert inside[1:] == (tmp_path / "e.jsonl").read_text().splitlines()[1:]
+
+
+def test_another_class_begins_with_its_own_defaults(tmp_path, capsys):
+    """quickstart.yaml names GRPO with token-sum and without masking; none of that may leak into a class named later."""
+    quickstart = ["--config", str(FOLDER / "quickstart.yaml")]
+    mask, _ = parsed([*quickstart, "--objective", "ORLMask"])
+    assert mask.objective.init_args.mask_truncated is True
+    assert "ORLMask takes the place of GRPO" in capsys.readouterr().err
+    mean, _ = parsed([*quickstart, "--objective=ORLSeqmean"])
+    assert mean.objective.init_args.aggregation == "sequence-mean"
+    (tmp_path / "arm.yaml").write_text("objective: {class_path: ORLMask}\n")
+    arm, _ = parsed([*quickstart, "--config", str(tmp_path / "arm.yaml")])
+    assert arm.objective.init_args.mask_truncated is True
+
+
+def test_the_same_class_keeps_what_the_config_says(tmp_path):
+    (tmp_path / "arm.yaml").write_text("objective: {class_path: GRPO, init_args: {mask_truncated: true}}\n")
+    words = ["--config", str(tmp_path / "arm.yaml"), "--objective", "GRPO", "--objective.scale", "none"]
+    config, _ = parsed(words)
+    assert (config.objective.init_args.mask_truncated, config.objective.init_args.scale) == (True, "none")
