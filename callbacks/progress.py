@@ -36,6 +36,7 @@ class RunProgress(ProgressBar):
         self._live: Progress | None = None
         self._enabled = True
         self._smooth: dict[str, float] = {}
+        self._latest = "sampling"
 
     def disable(self) -> None:
         self._enabled = False
@@ -52,12 +53,12 @@ class RunProgress(ProgressBar):
                 console=self._console, transient=False,
             )  # fmt: skip
             self._live.start()
-            self._task = self._live.add_task("sampling", total=total, completed=self._first)
+            self._task = self._live.add_task(self._latest, total=total, completed=self._first)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         report: UpdateReport = outputs["update"]
         total = int(trainer.num_training_batches)
-        line = self.line(trainer, report, total)
+        self._latest = line = self.line(trainer, report, total)
         if self._live is not None:
             self._live.update(self._task, completed=report.number, description=line)
         elif self._enabled and trainer.is_global_zero:
@@ -82,6 +83,10 @@ class RunProgress(ProgressBar):
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         if self._live is not None:
             self._live.update(self._task, description="validating")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        if self._live is not None:
+            self._live.update(self._task, description=self._latest)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         self._close()
