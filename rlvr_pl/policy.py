@@ -355,7 +355,8 @@ def _settle_generation_config(model: PreTrainedModel, tokenizer: Any, name: str)
 
 def _speak_to_older_readers(folder: Path) -> None:
     """Add what transformers 4 (still under many a vLLM) looks for: without a top-level `rope_theta` it would silently
-    take 10,000, and it does not know the class name `TokenizersBackend`."""
+    take 10,000, and it does not know the class name `TokenizersBackend`. And take out how the tokenizer happened to be
+    loaded, so that the same policy is the same files wherever it came from."""
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     rope = config.get("rope_parameters") or {}
@@ -365,8 +366,9 @@ def _speak_to_older_readers(folder: Path) -> None:
             config["rope_scaling"] = {key: value for key, value in rope.items() if key != "rope_theta"}
         path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     path = folder / "tokenizer_config.json"
-    text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace('"TokenizersBackend"', '"PreTrainedTokenizerFast"'), encoding="utf-8")
+    text = path.read_text(encoding="utf-8").replace('"TokenizersBackend"', '"PreTrainedTokenizerFast"')
+    facts = {k: v for k, v in json.loads(text).items() if k not in ("is_local", "local_files_only")}
+    path.write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _sync(folder: Path) -> None:
