@@ -60,6 +60,7 @@ class TimeLimit(UpdateCallback):
 
     def _on_signal(self, number: int, frame: Any) -> None:
         if self._asked is not None:
+            os.write(2, b"rlvr-pl: ended at once; --resume goes on from the last checkpoint\n")
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self._asked = signal.Signals(number).name

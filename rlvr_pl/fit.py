@@ -20,6 +20,7 @@ from rlvr_pl import __version__
 from rlvr_pl.callbacks.checkpoint import latest_checkpoint
 from rlvr_pl.data.module import RunData
 from rlvr_pl.errors import RunFailure, UserError
+from rlvr_pl.mistakes import blame
 from rlvr_pl.module import RLVRModule
 from rlvr_pl.objectives.base import check_weights
 from rlvr_pl.records import RunFolder, atomic_write_text
@@ -42,6 +43,7 @@ def fit(argv: Sequence[str]) -> int:
         try:
             cli.trainer.fit(module, datamodule=data, ckpt_path=cli.checkpoint, weights_only=True)
             run.close()
+            print(run.outcome(), file=sys.stderr)
         except MisconfigurationException as error:  # what Lightning refuses when it begins
             raise UserError(" ".join(str(error).split())) from error
         except OSError as error:
@@ -49,7 +51,13 @@ def fit(argv: Sequence[str]) -> int:
                 f"{error.filename or run.folder.path}: {error.strerror or error}; the run ended after update "
                 f"{module.updates_done}; once this is mended, continue it with --resume {run.folder.path}"
             ) from error
+        except Exception as error:
+            blamed = blame(error, [module.objective, module.sampler, data, *cli.trainer.callbacks])
+            if blamed is None:
+                raise
+            raise UserError(blamed) from error
         finally:
+            run.release()
             module.sampler.close()
             module.grader.close()
             run.folder.unlock()
@@ -152,6 +160,25 @@ class Run:
             module.policy.save(self.folder.snapshots / "final", overwrite=True)
         self._write("finished" if finished else "stopped")
 
+    def release(self) -> None:
+        """Leave no run that says it is running when it is not: what an error ended is stopped."""
+        state = self.folder.read_json("run.json")
+        if state is not None and state["state"] == "running":
+            self._write("stopped")
+
+    def outcome(self) -> str:
+        """What the run came to, in one line."""
+        module, path = self.module, self.folder.path
+        state = self.folder.read_json("run.json")
+        count = f"{module.updates_done} of {self.data.updates} updates"
+        counts = list(module.validation.values())
+        n = len(self.data.validation)
+        right = f"; validation {counts[0]} -> {counts[-1]} of {n} right" if len(counts) > 1 and n else ""
+        if state["state"] != "finished":
+            return f"rlvr-pl: stopped after {count}{right}; continue with --resume {path}"
+        why = " (stopped by its damage rule)" if module.stopped_by == "damage" else ""
+        return f"rlvr-pl: finished after {count}{why}{right}; policy in {path}/snapshots/final"
+
     def _write(self, state: str) -> None:
         before = self.folder.read_json("run.json") or {}
         module = self.module
@@ -180,7 +207,7 @@ class Run:
 def check_objective(module: RLVRModule) -> None:
     """Ask the objective for the weights of two made-up groups, so that a wrong setting or shape shows before a token is
     sampled."""
-    size = module.group_size
+    size, name = module.group_size, type(module.objective).__name__
     rollouts = [
         Rollout(f"q{i // size}", i % size, (0,), Completion((1, 2), StopReason.EOS, (0.0, 0.0)), "", grade)
         for i, grade in enumerate([Grade(GradeStatus.CORRECT, 1.0), *[Grade(GradeStatus.WRONG, 0.0)] * (2 * size - 1)])
@@ -192,7 +219,14 @@ def check_objective(module: RLVRModule) -> None:
         batch = batch.replace(extras=module.objective.prepare(batch))
         check_weights(module.objective, module.objective.token_weights(batch), batch)
     except ValueError as error:
-        raise UserError(f"objective {type(module.objective).__name__}: {error}") from None
+        raise UserError(blame(error, [module.objective]) or f"objective {name}: {error}") from None
+    except UserError:
+        raise
+    except Exception as error:
+        blamed = blame(error, [module.objective])
+        if blamed is None:
+            raise
+        raise UserError(blamed) from error
 
 
 def check_data(module: RLVRModule, data: RunData) -> None:

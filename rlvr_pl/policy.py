@@ -255,6 +255,10 @@ def find_folder(name: str, *, trust_remote_code: bool = False) -> Path:
         raise UserError(f"policy {name}: a file; name the model folder (with config.json) or a hub name")
     if folder.is_dir():
         if not (folder / "config.json").is_file():
+            if (folder / "run.json").is_file():
+                kept = [str(path.parent) for path in sorted((folder / "snapshots").glob("*/config.json"))]
+                names = ", ".join(kept) or "none yet, the run has not ended"
+                raise UserError(f"policy {name}: a run folder; name one of its policies: {names}")
             raise UserError(f"policy {name}: the folder has no config.json, so it is not a Hugging Face model folder")
         return folder
     if name.count("/") > 1 or name.startswith((".", "/", "~")) or name.endswith("/"):

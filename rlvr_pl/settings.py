@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from jsonargparse import (
     set_parsing_settings,
 )
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 
@@ -33,6 +32,7 @@ from rlvr_pl.data.module import RunData
 from rlvr_pl.data.solutions import SolutionData
 from rlvr_pl.errors import UserError
 from rlvr_pl.grading.base import Grader
+from rlvr_pl.mistakes import known_classes, worded
 from rlvr_pl.module import RLVRModule
 from rlvr_pl.objectives.base import Objective
 from rlvr_pl.policy import Policy, load_policy
@@ -136,7 +136,7 @@ class FitCLI(LightningCLI):
         try:
             super().parse_arguments(parser, args)
         except (ArgumentError, UnicodeDecodeError) as error:
-            raise UserError(worded(str(error))) from None
+            raise UserError(worded(str(error), {**SLOTS, "trainer.callbacks": Callback})) from None
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         optional = str | None
@@ -198,7 +198,7 @@ class FitCLI(LightningCLI):
             while cause is not None and not isinstance(cause, UserError):
                 cause = cause.__cause__
             if cause is None and isinstance(error, (TypeError, ValueError, MisconfigurationException)):
-                cause = UserError(" ".join(str(error).split()))  # a class refuses its settings
+                cause = UserError(worded(str(error), {}))  # a class refuses its settings
             if cause is None:
                 raise
             raise cause from None
@@ -212,19 +212,12 @@ class FitCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         if self.config.trainer.logger in (None, True):
             kwargs["logger"] = TensorBoardLogger(self.folder.path, name="", version="tensorboard")
-        return super().instantiate_trainer(plugins=[self.config_init["precision"]], **kwargs)
-
-
-def known_classes(base: type) -> dict[str, type]:
-    """The concrete subclasses of `base` by name, the package's own and the user's imported ones."""
-    found: dict[str, type] = {}
-    todo = list(base.__subclasses__())
-    while todo:
-        cls = todo.pop()
-        todo += cls.__subclasses__()
-        if not getattr(cls, "__abstractmethods__", None):
-            found[cls.__name__] = cls
-    return dict(sorted(found.items()))
+        silent = self.config.trainer.enable_progress_bar is False
+        self.config_init.trainer.enable_progress_bar = True  # the progress callback stands; it is told to say nothing
+        trainer = super().instantiate_trainer(plugins=[self.config_init["precision"]], **kwargs)
+        if silent and trainer.progress_bar_callback is not None:
+            trainer.progress_bar_callback.disable()
+        return trainer
 
 
 def fresh_classes(words: Sequence[str]) -> list[str]:
@@ -300,27 +293,6 @@ def full_names(argv: Sequence[str]) -> list[str]:
             else:
                 words[i + 1] = full
     return words
-
-
-NOISE = ("Does not validate", "Subtypes:", "Errors:", "Expected a <class 'NoneType'>", "Given value", "Parser key")
-
-
-def worded(message: str) -> str:
-    """The parser's account of a mistake in one line: the key, what is wrong, and what would be right."""
-    keys = re.findall(r'Parser key "([^"]+)"', message)
-    key = ".".join(dict.fromkeys(part for k in keys for part in k.split(".")))
-    unknown = re.search(r"Expected a dot import path string: (.*)", message)
-    if unknown and keys and keys[0] in SLOTS:
-        names = ", ".join(known_classes(SLOTS[keys[0]]))
-        return f"--{keys[0]} {unknown[1]}: no {keys[0]} of that name; there are {names}, or give an import path"
-    lines = [line.strip().removeprefix("- ") for line in message.splitlines()]
-    told = [x for x in lines if x and not x.startswith(NOISE) and "either not accessible or invalid" not in x]
-    text = " ".join(dict.fromkeys(told)) or " ".join(x for x in lines if x)
-    text = re.sub(r"typing\.Literal(\[[^]]*\])", r"one of \1", text).replace("<class '", "").replace("'>", "")
-    given = re.findall(r"Given value: (.*)", message)
-    if given and "Got value" not in text and "NestedArg" not in given[-1]:
-        text += f" (given: {given[-1][:200]})"
-    return f"--{key}: {text}" if key else text
 
 
 @contextmanager

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "rlvr_pl"
 
 # A room may import rooms of its own floor and of the floors before it.
 FLOORS = (
-    ("types", "errors"),
+    ("types", "errors", "mistakes"),
     ("core",),
     ("objectives",),
     ("jsonl", "config_file", "records", "cost", "prompts", "grading", "policy", "sampling"),

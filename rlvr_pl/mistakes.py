@@ -1,0 +1,115 @@
+"""A mistake in settings, or in a class that the user wrote, in one line that says where it is."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+OURS = ("rlvr_pl", "lightning", "torch", "builtins")
+NOISE = (
+    "Does not validate", "Subtypes:", "Subclass types expect", "Errors:", "Expected a <class 'NoneType'>",
+    "Given value", "Parser key", "Not a valid subclass", "a class path (str)", "a dict with", "a dict without",
+    "Problem with given class_path 'lightning.Callback'",
+)  # fmt: skip
+
+
+def known_classes(base: type) -> dict[str, type]:
+    """The concrete subclasses of `base` by name, the package's own and the user's imported ones."""
+    found: dict[str, type] = {}
+    todo = list(base.__subclasses__())
+    while todo:
+        cls = todo.pop()
+        todo += cls.__subclasses__()
+        if not getattr(cls, "__abstractmethods__", None):
+            found[cls.__name__] = cls
+    return dict(sorted(found.items()))
+
+
+def worded(message: str, slots: Mapping[str, type]) -> str:
+    """The parser's account of a mistake in one line: the key, what is wrong, and what would be right.
+
+    Args:
+        message: what the parser raised.
+        slots: key -> base class of the settings that name a class.
+    """
+    keys = re.findall(r'Parser key "([^"]+)"', message)
+    key = ".".join(dict.fromkeys(part for k in keys for part in k.split(".")))
+    slot = next((name for name in slots if key == name or key.startswith(f"{name}.")), None)
+    return _no_such_class(message, slot, slots) or _no_such_setting(message) or _plain(message, key)
+
+
+def _no_such_class(message: str, slot: str | None, slots: Mapping[str, type]) -> str | None:
+    unknown = re.search(r"Expected a dot import path string: (.*)", message)
+    if slot is None or unknown is None or "Problem with given class_path" in message:
+        return None
+    known = known_classes(slots[slot]).items()
+    names = ", ".join(name for name, cls in known if not cls.__module__.startswith("lightning."))
+    what = slot.rpartition(".")[2].removesuffix("s")
+    return f"--{slot} {unknown[1]}: no {what} of that name; there are {names}, or give an import path"
+
+
+def _no_such_setting(message: str) -> str | None:
+    """A setting that the class named before it does not have, and those that it has."""
+    match = re.search(
+        r"Problem with given class_path '([\w.]+)':\s+"
+        r"(?:Option '([^']+)' is not accepted|unrecognized arguments: --([\w.]+))",
+        message,
+    )
+    if match is None:
+        return None
+    module, _, name = match[1].rpartition(".")
+    wrong = match[2] or match[3]
+    text = f"{name} has no setting {wrong!r}"
+    try:
+        takes = _settings(getattr(importlib.import_module(module), name))
+    except (ImportError, AttributeError, ValueError):
+        return text
+    return f"{text}; it takes {', '.join(takes) or 'none'}"
+
+
+def _settings(cls: type) -> list[str]:
+    """The arguments of a class, those that it hands on to its bases by ``**kwargs`` included."""
+    names: dict[str, None] = {}
+    for base in cls.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        parameters = list(inspect.signature(base.__init__).parameters.values())[1:]
+        names |= dict.fromkeys(p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    return list(names)
+
+
+def _plain(message: str, key: str) -> str:
+    lines = [line.strip().removeprefix("- ") for line in message.splitlines()]
+    told = [x for x in lines if x and not x.startswith(NOISE) and "either not accessible or invalid" not in x]
+    if any(x.startswith("Expected a ") and "import path" not in x for x in told):
+        told = [x for x in told if "import path" not in x]
+    text = " ".join(dict.fromkeys(told)) or " ".join(x for x in lines if x)
+    text = re.sub(r"Problem with given class_path '(?:\w+\.)*(\w+)':", r"\1:", text)
+    text = re.sub(r"typing\.Literal(\[[^]]*\])", r"one of \1", text).replace("<class '", "").replace("'>", "")
+    text = re.sub(r"Expected a (?=int\b|one of)", lambda m: "expected " + "an " * (text[m.end()] == "i"), text)
+    given = re.findall(r"Given value: (.*)", message)
+    if key and given and "Got value" not in text and "NestedArg" not in given[-1]:
+        text += f" (given: {given[-1][:200]})"
+    return f"--{key}: {text}" if key else text
+
+
+def blame(error: Exception, parts: Sequence[Any]) -> str | None:
+    """The line that names the user's own class in which an error arose, with its place; None for our own classes and
+    for an error that passed through none of the user's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    for part in parts:
+        cls = type(part)
+        if cls.__module__.split(".")[0] in OURS:
+            continue
+        places = [f for f in frames if f.filename == inspect.getsourcefile(cls)]
+        if places:
+            what = " ".join(str(error).split())
+            where = f"{places[-1].filename}:{places[-1].lineno}"
+            return f"{cls.__name__} ({where}, in {places[-1].name}): {type(error).__name__}: {what}"
+    return None
