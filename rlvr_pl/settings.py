@@ -213,7 +213,9 @@ class FitCLI(LightningCLI):
         if self.config.trainer.logger in (None, True):
             kwargs["logger"] = TensorBoardLogger(self.folder.path, name="", version="tensorboard")
         silent = self.config.trainer.enable_progress_bar is False
-        self.config_init["trainer"]["enable_progress_bar"] = True  # the progress callback stands; it is told to say nothing
+        self.config_init["trainer"]["enable_progress_bar"] = (
+            True  # the progress callback stands; it is told to say nothing
+        )
         trainer = super().instantiate_trainer(plugins=[self.config_init["precision"]], **kwargs)
         if silent and trainer.progress_bar_callback is not None:
             trainer.progress_bar_callback.disable()

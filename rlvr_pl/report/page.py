@@ -301,13 +301,20 @@ def _markdown(part: Grid | Figure | Listing) -> list[str]:
     if isinstance(part, Listing):
         fence = "`" * max(3, _longest_run(part.text, "`") + 1)
         return [f"**{_plain(part.title)}**", "", f"{fence}text", part.text.rstrip("\n"), fence]
-    again = [f"Again: `{line}`" for line in part.commands]
     if isinstance(part, Figure):
-        return [f"**{part.name}** (in the HTML report): {_plain(part.caption)}", *(x for a in again for x in ("", a))]
+        return [f"**{part.name}** (in the HTML report): {_plain(part.caption)}", *_again(part.commands)]
     head = "| " + " | ".join(map(_cell, part.columns)) + " |"
     rule = "|" + "|".join("---:" if _numeric(part, i) else "---" for i in range(len(part.columns))) + "|"
     rows = ["| " + " | ".join(map(_cell, row)) + " |" for row in part.rows]
-    return [f"**{part.name}.** {_plain(part.caption)}", "", head, rule, *rows, *(x for a in again for x in ("", a))]
+    return [f"**{part.name}.** {_plain(part.caption)}", "", head, rule, *rows, *_again(part.commands)]
+
+
+def _again(commands: Sequence[str]) -> list[str]:
+    """The commands that make the numbers again, each once."""
+    lines = list(dict.fromkeys(commands))
+    if len(lines) < 2:
+        return [x for line in lines for x in ("", f"Again: `{line}`")]
+    return ["", "Again:", "", "```text", *lines, "```"]
 
 
 def _cell(value: Cell) -> str:

@@ -92,7 +92,10 @@ def run_report(tmp_path_factory, write_run):
 
 
 def commands(report: Path) -> list[list[str]]:
-    found = re.findall(r"^Again: `(rlvr-pl .*)`$", report.with_suffix(".md").read_text(), re.M)
+    text = report.with_suffix(".md").read_text()
+    found = re.findall(r"^Again: `(rlvr-pl .*)`$", text, re.M)
+    for block in re.findall(r"^Again:\n\n```text\n(.*?)\n```$", text, re.M | re.S):
+        found += block.splitlines()
     return [shlex.split(line)[1:] for line in found]
 
 
