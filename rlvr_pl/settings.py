@@ -28,6 +28,7 @@ import rlvr_pl.grading
 import rlvr_pl.objectives
 import rlvr_pl.sampling.torch
 from rlvr_pl.config_file import read_config
+from rlvr_pl.configs import FOLDER
 from rlvr_pl.data.module import RunData
 from rlvr_pl.data.solutions import SolutionData
 from rlvr_pl.errors import UserError
@@ -119,6 +120,7 @@ class FitCLI(LightningCLI):
     """
 
     def __init__(self, argv: Sequence[str], settle: Settle) -> None:
+        argv = shipped_configs(argv)
         self._settle = settle
         self._given = [read_config(path) for path in config_files(argv)]
         super().__init__(
@@ -255,6 +257,19 @@ def _classes(flag: str, value: str) -> dict[str, str]:
 
 def _class_path(spec: Any) -> str:
     return str(spec.get("class_path", "")) if isinstance(spec, Mapping) else str(spec)
+
+
+def shipped_configs(argv: Sequence[str]) -> list[str]:
+    """``--config quickstart.yaml`` means the shipped file wherever there is no file of that name here."""
+    words = list(argv)
+    for i, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if flag in ("--config", "-c") and (equals or i + 1 < len(words)):
+            value = value if equals else words[i + 1]
+            shipped = FOLDER / value
+            if not os.path.lexists(value) and shipped.is_file():
+                words[i if equals else i + 1] = f"{flag}={shipped}" if equals else str(shipped)
+    return words
 
 
 def config_files(argv: Sequence[str]) -> list[str]:

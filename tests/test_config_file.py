@@ -9,7 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlvr_pl.config_file import MAX_BYTES, read_config
+from rlvr_pl.configs import find_config
 from rlvr_pl.errors import UserError
+from rlvr_pl.settings import shipped_configs
 
 GOOD = b"data:\n  updates: 3\n"
 
@@ -72,3 +74,11 @@ def test_any_bytes_are_settings_or_a_user_error(tmp_path, content):
         assert isinstance(read_config(tmp_path / "c.yaml"), dict)
     except UserError as error:
         assert str(tmp_path / "c.yaml") in str(error) and "\n" not in str(error)
+
+
+@pytest.mark.parametrize("words", [["--config=quickstart.yaml"], ["--config", "quickstart.yaml"]])
+def test_a_shipped_config_is_found_by_its_name_unless_a_file_here_has_it(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    assert find_config("quickstart.yaml").samefile(shipped_configs(words)[-1].removeprefix("--config="))
+    (tmp_path / "quickstart.yaml").write_text("seed: 3\n")
+    assert shipped_configs(words) == words
