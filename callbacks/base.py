@@ -17,6 +17,14 @@ class UpdateCallback(Callback):
     Counts are `module.updates_done` and `report.number`, never `trainer.global_step`, which stands still when an update
     skips its step. A callback that writes a table cuts it back to `module.updates_done` in `begin`, so that a resumed
     run has no row twice, and keeps what it must remember in `state_dict` (plain numbers, strings, lists and dicts).
+
+    >>> class Longest(UpdateCallback):
+    ...     longest = 0
+    ...
+    ...     def after_update(self, trainer, module, report):
+    ...         self.longest = max(self.longest, int(report.batch.lengths.max()))
+    >>> Longest().longest
+    0
     """
 
     def begin(self, trainer: Trainer, module: RLVRModule) -> None:

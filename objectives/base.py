@@ -30,6 +30,17 @@ class Objective(ABC):
         resample_rounds: how often the update may replace groups whose rewards are all equal by fresh questions
             (DAPO's dynamic sampling). 0: never.
         shift_invariant: whether adding a constant to all rewards of a group changes nothing.
+
+    Example:
+        >>> from rlvr_pl.core.advantage import leave_one_out
+        >>> class LeaveOneOut(Objective):
+        ...     equation = "-1/N sum_i (r_i - mean of the others) sum_t log p_it"
+        ...
+        ...     def token_weights(self, batch):
+        ...         advantage = leave_one_out(batch.rewards, batch.group_size)  # [N]
+        ...         return advantage[:, None] * batch.mask / batch.totals.rollouts  # [N, T]
+        >>> LeaveOneOut().linear
+        True
     """
 
     equation: ClassVar[str] = ""

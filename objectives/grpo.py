@@ -25,6 +25,16 @@ class GRPO(PolicyGradient):
 
     Args:
         scale: what the centred rewards are divided by: "std" of the group, "batch-std" of the update, or "none".
+
+    Example:
+        >>> from rlvr_pl import Completion, Grade, GradeStatus, Rollout, StopReason, build_batch
+        >>> answers = ((GradeStatus.CORRECT, 1.0), (GradeStatus.WRONG, 0.0))
+        >>> rollouts = [
+        ...     Rollout("q", i, (7,), Completion((5, 1), StopReason.EOS), "", Grade(status, reward))
+        ...     for i, (status, reward) in enumerate(answers)
+        ... ]
+        >>> GRPO(scale="none").token_weights(build_batch(rollouts, group_size=2)).tolist()
+        [[0.25, 0.25], [-0.25, -0.25]]
     """
 
     equation = "-1/N sum_i A_i sum_t log p_it,  A = (r - mean)/(std + 1e-4)"

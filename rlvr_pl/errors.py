@@ -7,6 +7,10 @@ class UserError(Exception):
     """Bad input: the message names the file, line or setting, the value and the remedy, in one line.
 
     The command line prints the message on stderr and exits with status 2; nothing has been written when it is raised.
+
+    >>> raise UserError("data.train: no such file")
+    Traceback (most recent call last):
+    rlvr_pl.errors.UserError: data.train: no such file
     """
 
 

@@ -77,6 +77,12 @@ class RLVRModule(LightningModule):
         eval_batch_size: questions decoded together in validation; part of every item record.
         eval_max_new_tokens: cap in validation; null takes the policy's own default.
         seed: names the random numbers of sampling and of the objective.
+
+    Example:
+        >>> from rlvr_pl import GRPO, MathGrader, TorchSampler, load_policy
+        >>> module = RLVRModule(load_policy("embedded:base"), GRPO(), TorchSampler(), MathGrader(), group_size=4)
+        >>> module.decoding.max_new_tokens, module.updates_done
+        (80, 0)
     """
 
     def __init__(
@@ -101,6 +107,7 @@ class RLVRModule(LightningModule):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
+        self.strict_loading = policy.adapter is None  # its checkpoints leave out the weights that do not move
         for name, value in (("group_size", group_size), ("eval_batch_size", eval_batch_size)):
             if value < 1:
                 raise UserError(f"model.{name} is {value}: it must be at least 1")
@@ -160,6 +167,10 @@ class RLVRModule(LightningModule):
             "cost": self.cost,
             "objective": self.objective.state_dict(),
         }
+        if self.policy.adapter is not None:
+            still = {name for name, weight in self.named_parameters() if not weight.requires_grad}
+            state = checkpoint["state_dict"]
+            checkpoint["state_dict"] = {name: tensor for name, tensor in state.items() if name not in still}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         state = checkpoint["rlvr"]

@@ -12,15 +12,17 @@ import hashlib
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from rlvr_pl import adapters
 from rlvr_pl.errors import UserError
 from rlvr_pl.prompts import PromptTemplate, make_template, template_of_folder
 from rlvr_pl.types import Question
@@ -47,7 +49,15 @@ class Policy:
         max_context: tokens that prompt and completion may have together.
         default_max_new_tokens: cap on a completion unless the user says otherwise.
         name: where it came from.
-        sha256: of the weights when they were loaded (see `weights_sha256`).
+        sha256: of the weights when they were loaded (see `weights_sha256`); those of the base under an adapter.
+        adapter: the ``peft.PeftModel`` around the model, if only an adapter is trained.
+        adapter_off: whether this policy is the model with its adapter off (the start policy of drift and KL).
+        snapshots: what `save` writes under an adapter: "merged" FP32 weights, or the "adapter" alone.
+
+    Example:
+        >>> policy = load_policy("embedded:start")
+        >>> policy.decode(policy.encode("How many tickets from"))
+        'How many tickets from'
     """
 
     model: PreTrainedModel
@@ -59,6 +69,9 @@ class Policy:
     default_max_new_tokens: int
     name: str
     sha256: str
+    adapter: Any = None
+    adapter_off: bool = False
+    snapshots: Literal["merged", "adapter"] = "merged"
 
     @property
     def head(self) -> Tensor:
@@ -97,20 +110,25 @@ class Policy:
             raise ValueError("hidden_states wants padding on the right: a row has a token after padding")
         # Under a causal mask no token sees the padding to its right, and its position is its index. So the model needs
         # neither mask nor positions, and attention runs on its fast causal path.
-        return self.model.get_decoder()(input_ids=input_ids, use_cache=False).last_hidden_state
+        with adapters.computing(self):
+            return self.model.get_decoder()(input_ids=input_ids, use_cache=False).last_hidden_state
 
     def weights_sha256(self) -> str:
         """SHA-256 of the weights as they are now; `sha256` keeps that of the weights when they were loaded."""
         return weights_sha256(self.model)
 
     def copy_frozen(self) -> Policy:
-        """A copy whose weights neither move nor ask for gradients (start policies of drift and KL)."""
+        """A copy whose weights neither move nor ask for gradients (start policies of drift and KL). Where an adapter is
+        trained, the start is the same model with the adapter off, and nothing is copied."""
+        if self.adapter is not None:
+            return replace(self, adapter_off=True)
         return replace(self, model=copy.deepcopy(self.model).requires_grad_(False).eval())
 
     def save(self, folder: Path | str, *, overwrite: bool = False) -> None:
         """Write a folder that transformers, vLLM and `load_policy` read; it appears complete or not at all.
 
-        Weights keep the model's dtype. Raises UserError when the folder exists and `overwrite` is not set.
+        Weights keep the model's dtype; an adapter is merged in FP32, or written alone (`snapshots`). Raises UserError
+        when the folder exists and `overwrite` is not set.
         """
         folder = Path(folder)
         if folder.exists() and not overwrite:
@@ -120,7 +138,7 @@ class Policy:
         shutil.rmtree(partial, ignore_errors=True)  # what a killed process may have left
         try:
             with quiet_transformers():
-                self.model.save_pretrained(partial)
+                self._save_weights(partial)
                 self.tokenizer.save_pretrained(partial)
             self.template.to_folder(partial)
             _speak_to_older_readers(partial)
@@ -130,6 +148,15 @@ class Policy:
             raise OSError(f"{folder}: cannot be written ({error})") from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+    def _save_weights(self, folder: Path) -> None:
+        if self.adapter is None:
+            self.model.save_pretrained(folder)
+        elif self.snapshots == "adapter":
+            there = Path(str(self.model.name_or_path))
+            adapters.save_adapter(self.adapter, folder, str(there.resolve()) if there.is_dir() else self.name)
+        else:
+            adapters.merged_model(self.adapter).save_pretrained(folder)
 
 
 def load_policy(
@@ -141,20 +168,37 @@ def load_policy(
     attn_implementation: str = "sdpa",
     trust_remote_code: bool = False,
     template: str | Mapping[str, Any] | None = None,
+    peft: dict[str, Any] | None = None,
+    snapshots: Literal["merged", "adapter"] = "merged",
+    gradient_checkpointing: bool = False,
+    compile: bool = False,
 ) -> Policy:
     """Load a policy.
 
     Args:
-        name: ``embedded:base`` or ``embedded:start``, a model folder, or a name on the Hugging Face hub.
+        name: ``embedded:base`` or ``embedded:start``, a model folder, an adapter folder (merged into its model, in
+            FP32), or a name on the Hugging Face hub.
         untie_embeddings: make input embedding and output head two parameters, equal at first (the supplied recipe).
         dtype: ``bfloat16``, ``float16``, ``float32`` or ``float64``; the checkpoint's own when None.
         device: where the weights go.
         attn_implementation: attention of transformers: ``sdpa``, ``eager``, ``flash_attention_2``.
         trust_remote_code: run model code found in the folder or repository.
         template: prompt template in place of the folder's own; see `rlvr_pl.prompts.make_template`.
+        peft: train an adapter only: fields of peft's LoraConfig (``{r: 8, lora_alpha: 16}``), or of another class of
+            peft named by ``peft_type``; null trains every weight.
+        snapshots: what is saved where an adapter is trained: ``merged`` weights in FP32, which every tool loads, or the
+            ``adapter`` alone.
+        gradient_checkpointing: keep the input of each block and compute the rest again in the backward pass: less
+            memory, about a third more time.
+        compile: compile the blocks for learning (torch.compile, dynamic shapes); pays on long runs of large models.
 
     Raises:
         UserError: the name, a file or a setting is unusable; the message says which and what to do.
+
+    Example:
+        >>> policy = load_policy("embedded:base", dtype="float32")
+        >>> policy.head.dtype, policy.default_max_new_tokens
+        (torch.float32, 80)
     """
     name = str(name)
     if dtype is not None and dtype not in DTYPES:
@@ -167,7 +211,18 @@ def load_policy(
         untie(model)
     model.to(device)  # type: ignore[arg-type]
     prompt = template_of_folder(folder, tokenizer) if template is None else make_template(template, tokenizer)
-    return make_policy(model, tokenizer, prompt, name=name)
+    policy = make_policy(model, tokenizer, prompt, name=name)
+    if peft is not None:
+        policy.adapter, policy.snapshots = adapters.attach(model, peft), snapshots
+        model.eval()
+    if gradient_checkpointing:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning)  # transformers 5 has a new name for it
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()  # blocks are computed again in this mode only; there is no dropout that it would switch on
+    if compile:
+        model.get_decoder().compile(dynamic=True)
+    return policy
 
 
 def make_policy(model: PreTrainedModel, tokenizer: Any, template: PromptTemplate, *, name: str) -> Policy:
@@ -254,10 +309,10 @@ def find_folder(name: str, *, trust_remote_code: bool = False) -> Path:
     if folder.is_file():
         raise UserError(f"policy {name}: a file; name the model folder (with config.json) or a hub name")
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
+        if not any((folder / file).is_file() for file in ("config.json", adapters.CONFIG_FILE)):
             if (folder / "run.json").is_file():
-                kept = [str(path.parent) for path in sorted((folder / "snapshots").glob("*/config.json"))]
-                names = ", ".join(kept) or "none yet, the run has not ended"
+                kept = [str(path.parent) for path in sorted((folder / "snapshots").glob("*/*config.json"))]
+                names = ", ".join(dict.fromkeys(kept)) or "none yet, the run has not ended"
                 raise UserError(f"policy {name}: a run folder; name one of its policies: {names}")
             raise UserError(f"policy {name}: the folder has no config.json, so it is not a Hugging Face model folder")
         return folder
@@ -274,9 +329,12 @@ def _fetch(name: str, trust_remote_code: bool) -> Path:
         return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*", "consolidated*"]))
 
 
-def _load_config(folder: Path, trust_remote_code: bool) -> PretrainedConfig:
-    """The model's configuration, with every dropout at zero."""
+def _load_config(folder: Path, trust_remote_code: bool) -> PretrainedConfig | None:
+    """The model's configuration, with every dropout at zero; None for the folder of an adapter, which has none."""
     from transformers import AutoConfig
+
+    if not (folder / "config.json").is_file():
+        return None
 
     with quiet_transformers(), readable(f"{folder}/config.json: not usable"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
@@ -288,10 +346,22 @@ def _load_config(folder: Path, trust_remote_code: bool) -> PretrainedConfig:
 
 
 def _load_model(
-    folder: Path, config: PretrainedConfig, dtype: str | None, attn_implementation: str, trust_remote_code: bool
+    folder: Path,
+    config: PretrainedConfig | None,
+    dtype: str | None,
+    attn_implementation: str,
+    trust_remote_code: bool,
 ) -> PreTrainedModel:
+    """The model of a folder; an adapter is merged into the model that it adapts."""
     from transformers import AutoModelForCausalLM, GenerationConfig
 
+    if config is None:
+        adapted = find_folder(adapters.base_of_folder(folder), trust_remote_code=trust_remote_code)
+        config = _load_config(adapted, trust_remote_code)
+        model: Any = _load_model(adapted, config, None, attn_implementation, trust_remote_code)
+        with readable(f"{folder}: cannot load the adapter"):
+            model = adapters.merge_folder(model, folder)
+        return model if dtype is None else model.to(getattr(torch, dtype))
     if not any(folder.glob("*.safetensors")):
         raise UserError(f"{folder}: no *.safetensors; weights are read in no other form (pickles can run code)")
     with quiet_transformers(), readable(f"{folder}: cannot load the model"):
@@ -362,7 +432,7 @@ def _speak_to_older_readers(folder: Path) -> None:
     take 10,000, and it does not know the class name `TokenizersBackend`. And take out how the tokenizer happened to be
     loaded, so that the same policy is the same files wherever it came from."""
     path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}  # an adapter's folder has none
     rope = config.get("rope_parameters") or {}
     if "rope_theta" in rope:
         config["rope_theta"] = rope["rope_theta"]

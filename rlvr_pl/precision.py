@@ -31,6 +31,12 @@ class BF16Precision(Precision):
             accumulated and the optimizer runs in FP32, and the masters are rounded into the BF16 compute weights after
             every step. With masters a learning rate tuned for BF16 is usually 3-10 times too large (paper, section
             4.5); a large policy that starts at such a rate gets a warning.
+
+    Example:
+        >>> import torch
+        >>> layer = BF16Precision(master_weights=True).convert_module(torch.nn.Linear(2, 2))
+        >>> layer.weight.dtype
+        torch.bfloat16
     """
 
     precision: Any = "bf16-true"
@@ -54,8 +60,13 @@ class BF16Precision(Precision):
     def connect(
         self, model: nn.Module, optimizers: list[Optimizer], lr_schedulers: list[Any]
     ) -> tuple[nn.Module, list[Optimizer], list[Any]]:
-        """Swap FP32 masters into the optimizers' parameter groups."""
-        if self.master_weights:
+        """Keep what is trained in the optimizers' parameter groups, and swap in FP32 masters of it."""
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["params"] = [p for p in group["params"] if p.requires_grad]
+        if not self.master_weights:
+            _warn_of_adapter(model)
+        else:
             self._pairs = []
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
@@ -99,6 +110,16 @@ class BF16Precision(Precision):
             for (_, master), saved in zip(self._pairs, state_dict["masters"], strict=True):
                 master.copy_(saved)
         self.round_masters()
+
+
+@rank_zero_only
+def _warn_of_adapter(model: nn.Module) -> None:
+    if getattr(getattr(model, "policy", None), "adapter", None) is not None:
+        print(
+            "rlvr-pl: an adapter in BF16 alone: steps smaller than about |w|/256 round away, and most of an adapter's "
+            "are; set precision.master_weights true (masters of the adapter alone take little memory)",
+            file=sys.stderr,
+        )
 
 
 @rank_zero_only

@@ -64,6 +64,14 @@ ADAMW = {
     "class_path": "torch.optim.AdamW",
     "init_args": {"lr": 1e-5, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01},
 }
+DEFAULTS: dict[str, Any] = {
+    "policy.name": "embedded:start",
+    "data": {"class_path": "rlvr_pl.data.module.QuestionData"},
+    "objective": {"class_path": "rlvr_pl.objectives.GRPO"},
+    "sampler": {"class_path": "rlvr_pl.sampling.torch.TorchSampler"},
+    "grader": {"class_path": "rlvr_pl.grading.MathGrader"},
+    "optimizer": ADAMW,
+}
 TRAINER_DEFAULTS: dict[str, Any] = {
     "max_epochs": 1,
     "num_sanity_val_steps": 0,
@@ -158,16 +166,7 @@ class FitCLI(LightningCLI):
         for name, callback in STANDING.items():
             parser.add_lightning_class_args(callback, name)
         parser.add_optimizer_args((torch.optim.Optimizer,))
-        parser.set_defaults(
-            {
-                "policy.name": "embedded:start",
-                "data": {"class_path": "rlvr_pl.data.module.QuestionData"},
-                "objective": {"class_path": "rlvr_pl.objectives.GRPO"},
-                "sampler": {"class_path": "rlvr_pl.sampling.torch.TorchSampler"},
-                "grader": {"class_path": "rlvr_pl.grading.MathGrader"},
-                "optimizer": ADAMW,
-            }
-        )
+        parser.set_defaults(DEFAULTS)
         for part in ("policy", "objective", "sampler", "grader"):
             parser.link_arguments(part, f"model.{part}", apply_on="instantiate")
         parser.link_arguments("seed", "model.seed")
@@ -222,6 +221,28 @@ class FitCLI(LightningCLI):
         if silent and trainer.progress_bar_callback is not None:
             trainer.progress_bar_callback.disable()
         return trainer
+
+
+class _Built(Exception):
+    """Carries a finished parser out of the class that would go on to use it."""
+
+
+class _ParserOnly(FitCLI):
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        raise _Built(parser)
+
+
+def fit_parser() -> LightningArgumentParser:
+    """The parser of `fit`, nothing parsed."""
+    try:
+        _ParserOnly([], _never)
+    except _Built as built:
+        return built.args[0]
+    raise AssertionError("unreachable")
+
+
+def _never(config: Any, text: str) -> tuple[RunFolder, Path | None]:
+    raise AssertionError("nothing is parsed, so nothing is settled")
 
 
 def fresh_classes(words: Sequence[str]) -> list[str]:

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 class StopReason(str, Enum):
-    """Why the sampler stopped: an end-of-sequence id was drawn, or the length cap was reached."""
+    """Why the sampler stopped: an end-of-sequence id was drawn, or the length cap was reached.
+
+    >>> StopReason("length") is StopReason.LENGTH
+    True
+    """
 
     EOS = "eos"
     LENGTH = "length"
@@ -34,7 +38,11 @@ class RolloutClass(str, Enum):
 
 
 class GradeStatus(str, Enum):
-    """Outcome of grading. `TIMEOUT` and `ERROR` earn no reward but are never silently called wrong."""
+    """Outcome of grading. `TIMEOUT` and `ERROR` earn no reward but are never silently called wrong.
+
+    >>> [status.value for status in GradeStatus]
+    ['correct', 'wrong', 'no_answer', 'timeout', 'error']
+    """
 
     CORRECT = "correct"
     WRONG = "wrong"
@@ -45,7 +53,11 @@ class GradeStatus(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One verifiable question. `columns` keeps the other columns of its row, for user reward functions."""
+    """One verifiable question. `columns` keeps the other columns of its row, for user reward functions.
+
+    >>> Question("q1", "What is 1+1?", "2", level=1).answer
+    '2'
+    """
 
     uid: str
     problem: str
@@ -58,7 +70,11 @@ class Question:
 @dataclass(frozen=True, slots=True)
 class Completion:
     """What a sampler returns: the sampled ids (the EOS id included), the stop reason, and log-probs under the
-    distribution that was sampled from (after temperature and top-p), one per token, or None if the engine gave none."""
+    distribution that was sampled from (after temperature and top-p), one per token, or None if the engine gave none.
+
+    >>> Completion((5, 9, 1), StopReason.EOS).stop_reason.value
+    'eos'
+    """
 
     token_ids: tuple[int, ...]
     stop_reason: StopReason
@@ -68,7 +84,11 @@ class Completion:
 @dataclass(frozen=True, slots=True)
 class Grade:
     """A verdict. `reward` is the number learned from (NaN: not scorable); `answer` the extracted answer; `boxed` says
-    whether a boxed answer was found; `seconds` is the CPU time that grading took."""
+    whether a boxed answer was found; `seconds` is the CPU time that grading took.
+
+    >>> Grade(GradeStatus.CORRECT, 1.0, answer="2", boxed=True).reward
+    1.0
+    """
 
     status: GradeStatus
     reward: float
@@ -79,7 +99,12 @@ class Grade:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One prompt, its completion and its grade. `sample` counts the rollouts of one question within an update."""
+    """One prompt, its completion and its grade. `sample` counts the rollouts of one question within an update.
+
+    >>> grade = Grade(GradeStatus.WRONG, 0.0)
+    >>> Rollout("q1", 0, (7, 8), Completion((5, 1), StopReason.EOS), "five", grade).grade.status.value
+    'wrong'
+    """
 
     uid: str
     sample: int
@@ -123,6 +148,11 @@ class RolloutBatch:
 
     N rollouts, T completion positions (the longest completion). Position t of a row is completion token t, prompts are
     kept apart. Positions with `mask` False are padding and may hold anything, NaN included.
+
+    >>> grade = Grade(GradeStatus.CORRECT, 1.0)
+    >>> rollout = Rollout("q", 0, (7,), Completion((5, 1), StopReason.EOS), "", grade)
+    >>> build_batch([rollout], group_size=1).mask.tolist()
+    [[True, True]]
     """
 
     uids: tuple[str, ...]
@@ -202,6 +232,12 @@ def build_batch(rollouts: Sequence[Rollout], group_size: int, **fields: Any) -> 
     """Pad rollouts (grouped: `group_size` consecutive ones share a question) into a `RolloutBatch`.
 
     Sampling log-probs are carried when every rollout has them. Raises ValueError when the groups are ragged or mixed.
+
+    >>> done = Completion((5, 9, 1), StopReason.EOS), Completion((5, 1), StopReason.EOS)
+    >>> grade = Grade(GradeStatus.CORRECT, 1.0)
+    >>> batch = build_batch([Rollout("q", i, (7,), c, "", grade) for i, c in enumerate(done)], group_size=2)
+    >>> batch.lengths.tolist(), batch.totals.tokens
+    ([3, 2], 5)
     """
     import torch
 

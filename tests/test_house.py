@@ -17,7 +17,7 @@ FLOORS = (
     ("types", "errors", "mistakes"),
     ("core",),
     ("objectives",),
-    ("jsonl", "config_file", "records", "cost", "prompts", "grading", "policy", "sampling"),
+    ("jsonl", "config_file", "records", "cost", "prompts", "adapters", "grading", "policy", "sampling"),
     ("data", "precision", "schedulers", "update", "module", "evaluation", "expert_iteration"),
     ("configs",),
     ("callbacks",),

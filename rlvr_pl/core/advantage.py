@@ -33,6 +33,10 @@ def group_advantage(
         scale: the deviation: "std" of the group, "batch-std" of all rewards of the update, "none" for no division.
         ddof: 1 divides the sum of squares by n - 1 (as the supplied recipe and TRL do), 0 by n.
         eps: added to the deviation.
+
+    Example:
+        >>> group_advantage([1, 0, 0, 1], group_size=4, scale="none").tolist()
+        [0.5, -0.5, -0.5, 0.5]
     """
     check_choice("scale", scale, Scale)
     groups = _groups(rewards, group_size, least=2)
@@ -45,7 +49,11 @@ def group_advantage(
 
 
 def leave_one_out(rewards: Vector, group_size: int) -> Tensor:
-    """``A_i = r_i - mean of the others' rewards`` (RLOO, arXiv:2402.14740, section 3.2); 0 for a group's only score."""
+    """``A_i = r_i - mean of the others' rewards`` (RLOO, arXiv:2402.14740, section 3.2); 0 for a group's only score.
+
+    >>> leave_one_out([1, 0, 0], group_size=3).tolist()
+    [1.0, -0.5, -0.5]
+    """
     groups = _groups(rewards, group_size, least=2)
     others = groups.isfinite().double().sum(1, keepdim=True) - 1
     centred = _zero_if_uniform(groups - groups.nanmean(1, keepdim=True), groups)

@@ -53,6 +53,11 @@ class CollapseCriterion:
             after every update. A window that is not full is never judged.
 
     Raises ValueError for a value out of range.
+
+    Example:
+        >>> rule = CollapseCriterion.from_start(149, window=2)
+        >>> rule.val_floor, rule.judge([0.1, 0.2, 0.6, 0.4]).first_update
+        (111, 3)
     """
 
     window: int = 20

@@ -44,6 +44,10 @@ def tree_credit(token_ids: Sequence[Sequence[int]], rewards: Sequence[float]) ->
         rewards: [G]; a rollout with a NaN reward takes no part.
 
     Raises ValueError for fewer than two rollouts. The work is proportional to the forks, not to the tokens.
+
+    Example:
+        >>> [(f.rollout, f.position, f.credit) for f in tree_credit([[5, 7, 1], [5, 8, 1]], [1.0, 0.0])]
+        [(0, 1, 1.0), (1, 1, -1.0)]
     """
     if len(token_ids) < 2:
         raise ValueError(f"a tree of {len(token_ids)} rollout has no forks: group_size must be at least 2")
@@ -113,6 +117,10 @@ def transform_credit(
             permutation; "shuffled_rankc" the centred ranks in that permutation. Ranks are of credits rounded to 12
             decimals, so that rounding noise makes no order.
         seed, update: name the permutation, with `group` where each group is shuffled by itself.
+
+    Example:
+        >>> transform_credit([0.2, -3.0, 0.7], "rankc")
+        [0.0, -0.5, 0.5]
     """
     check_choice("credit", kind, Credit)
     values = np.asarray(credit, dtype=np.float64)

@@ -66,6 +66,12 @@ def chunked_logprobs(
 
     Returns:
         [...] log-probs in nats, or log-probs and [...] entropies; FP32, FP64 for FP64 inputs.
+
+    Example:
+        >>> import torch
+        >>> equal = chunked_logprobs(torch.zeros(1, 3), torch.ones(4, 3), torch.tensor([2]))  # log 1/4
+        >>> round(float(equal), 4)
+        -1.3863
     """
     _check(hidden, head, targets, temperature, vocab_chunk)
     logprobs, entropy, _ = _TokenLogprobs.apply(

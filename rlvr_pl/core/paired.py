@@ -66,6 +66,11 @@ def compare(correct_a: Any, correct_b: Any, *, resamples: int = 4000, seed: int 
 
     Raises:
         ValueError: lengths differ, no items, or values other than 0 and 1.
+
+    Example:
+        >>> found = compare([1, 1, 0, 0], [1, 0, 1, 1])
+        >>> found.gained, found.lost, found.delta_pp
+        (2, 1, 25.0)
     """
     a, b = outcomes(correct_a), outcomes(correct_b)
     if a.shape != b.shape or a.ndim != 1:

@@ -32,6 +32,10 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
     Raises:
         ValueError: unless ``1 <= k <= n`` and ``0 <= c <= n``. With fewer than k samples the estimate does not exist.
+
+    Example:
+        >>> round(pass_at_k(4, 1, 2), 12)  # 1 - C(3, 2) / C(4, 2)
+        0.5
     """
     if not 0 <= c <= n:
         raise ValueError(f"c = {c} correct samples of n = {n}")

@@ -23,6 +23,10 @@ def half_width(discordant: float, n: int | None = None) -> float:
     Args:
         discordant: D >= 0, items on which the two checkpoints disagree (a mean over pairs need not be whole).
         n: items of the panel; with it the result is in percentage points of n, without it in items.
+
+    Example:
+        >>> round(half_width(49), 2), round(half_width(49, n=350), 2)
+        (13.72, 3.92)
     """
     if not (math.isfinite(discordant) and discordant >= 0):
         raise ValueError(f"discordant must be a finite number >= 0, not {discordant}")
@@ -50,6 +54,10 @@ def power(p_d: float, n: int, delta: float, alpha: float = 0.05) -> float:
         n: items, at least 1.
         delta: true accuracy difference as a fraction; its size cannot exceed `p_d`.
         alpha: level of the test, in (0, 1).
+
+    Example:
+        >>> round(power(p_d=0.2, n=350, delta=0.03), 2)
+        0.24
     """
     _check(p_d, delta, alpha)
     shift = abs(delta) / standard_error(p_d, n)
@@ -61,6 +69,9 @@ def sample_size(p_d: float, delta: float, power: float = 0.8, alpha: float = 0.0
     """The smallest number of items at which `power(p_d, n, delta, alpha)` reaches the wanted `power`.
 
     Raises ValueError for ``delta = 0`` or a power outside (alpha, 1): no finite panel, or every panel, has it.
+
+    >>> sample_size(p_d=0.2, delta=0.03)
+    1745
     """
     _check(p_d, delta, alpha)
     if delta == 0:

@@ -57,7 +57,11 @@ class Diagnosis:
 
 
 def classify(text: str, stop_reason: StopReason | str) -> RolloutClass:
-    """The class of a rollout by its text; `stop_reason` ("eos" or "length") is the sampler's word."""
+    """The class of a rollout by its text; `stop_reason` ("eos" or "length") is the sampler's word.
+
+    >>> classify("so it is " * 60, "length").value
+    'loop'
+    """
     return diagnose(text, stop_reason).rollout_class
 
 

@@ -38,6 +38,10 @@ def token_weights(
         mask_truncated: give truncated rollouts weight 0 (DAPO's overlong filtering). They stay in N; they leave the
             token count of "token-mean".
         constant: tokens; required by "constant".
+
+    Example:
+        >>> token_weights([0.5, -0.5], lengths=[1, 2], aggregation="sequence-mean").tolist()
+        [[0.25, 0.0], [-0.125, -0.125]]
     """
     import torch
 
@@ -89,5 +93,9 @@ def unmasked_tokens(totals: Totals, mask_truncated: bool) -> int:
 
 
 def signed_mass(weights: Tensor) -> tuple[float, float]:
-    """``(M+, M-)``: the sums of the positive and of the negative weights' magnitudes."""
+    """``(M+, M-)``: the sums of the positive and of the negative weights' magnitudes.
+
+    >>> signed_mass(token_weights([0.5, -0.25], lengths=[2, 1]))
+    (0.5, 0.125)
+    """
     return float(weights.clamp(min=0).sum()), float((-weights).clamp(min=0).sum())

@@ -117,6 +117,11 @@ class QuestionData(RunData):
         split: split of a Hub dataset for training questions.
         drop_empty_gold: leave questions out whose answer is empty, instead of refusing the pool.
         validation_batch: questions decoded together in validation; taken from ``model.eval_batch_size``.
+
+    Example:
+        >>> data = QuestionData("embedded:train", None, updates=3, questions_per_update=2)
+        >>> len(data.schedule.batch(1)), len(list(data.planned_questions()))
+        (2, 6)
     """
 
     def __init__(

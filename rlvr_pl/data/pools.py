@@ -53,6 +53,11 @@ def load_questions(
 
     Raises:
         UserError: unreadable, empty, or a row of the wrong form; a uid that occurs twice; an empty gold.
+
+    Example:
+        >>> questions = load_questions("embedded:val350")
+        >>> len(questions), questions[0].answer.isdigit()
+        (350, True)
     """
     questions = read_questions(name, columns=columns, split=split)
     empty = [q.uid for q in questions if not q.answer.strip()]

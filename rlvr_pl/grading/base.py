@@ -12,7 +12,11 @@ from rlvr_pl.types import Grade, Question
 
 @dataclass(frozen=True, slots=True)
 class GradeRequest:
-    """One answer to grade: the response and the question with its gold; ids and truncation are for user functions."""
+    """One answer to grade: the response and the question with its gold; ids and truncation are for user functions.
+
+    >>> GradeRequest("it is 2", Question("q", "1+1?", "2")).truncated
+    False
+    """
 
     response: str
     question: Question
@@ -26,6 +30,14 @@ class Grader(ABC):
 
     Args of `grade`: `require_box=True` is the training rule (no box, no reward); False is the evaluation rule of the
     paper, which falls back to the last number, then to the whole text.
+
+    >>> from rlvr_pl.types import Grade, GradeStatus
+    >>> class Contains(Grader):
+    ...     def grade(self, requests, *, require_box):
+    ...         found = [r.question.answer in r.response for r in requests]
+    ...         return [Grade(GradeStatus.CORRECT if f else GradeStatus.WRONG, float(f)) for f in found]
+    >>> Contains().grade([GradeRequest("it is 2", Question("q", "1+1?", "2"))], require_box=False)[0].reward
+    1.0
     """
 
     name: ClassVar[str] = ""

@@ -32,6 +32,13 @@ class FunctionGrader(Grader):
     Args:
         path: ``package.module:function``, ``package.module.function`` or ``folder/file.py:function``.
         correct_at: the status is `correct` from this reward on, `wrong` below.
+
+    Example:
+        >>> from rlvr_pl import GradeRequest, Question
+        >>> grader = FunctionGrader("rlvr_pl.grading.examples:longer_is_better")
+        >>> asked = [GradeRequest(text, Question("q", "?", "2")) for text in ("2", "it is 2")]
+        >>> [grade.reward for grade in grader.grade(asked, require_box=False)]
+        [0.01, 0.07]
     """
 
     name: ClassVar[str] = "function"

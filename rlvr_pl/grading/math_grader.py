@@ -46,6 +46,12 @@ class MathGrader(Grader):
         memory_limit_mb: MiB of memory that an answer may take in a worker.
         workers: number of workers; 0 means one a core, but at least 2 and at most 4.
         cache_size: number of the workers' verdicts that are remembered.
+
+    Example:
+        >>> from rlvr_pl import GradeRequest, Question
+        >>> asked = [GradeRequest(r"\\boxed{0.5}", Question("q", "", "1/2"))]
+        >>> MathGrader().grade(asked, require_box=True)[0].status.value
+        'correct'
     """
 
     name: ClassVar[str] = "math"

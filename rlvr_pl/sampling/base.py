@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Decoding:
     """How tokens are drawn. Temperature 0 is greedy; `top_p` keeps the smallest set of tokens whose probability
-    reaches it (the crossing token included); `max_new_tokens` is the cap on a completion, EOS included."""
+    reaches it (the crossing token included); `max_new_tokens` is the cap on a completion, EOS included.
+
+    >>> Decoding(temperature=0.8, top_p=0.9, max_new_tokens=80).greedy()
+    Decoding(temperature=0.0, top_p=1.0, max_new_tokens=80)
+    """
 
     temperature: float = 0.8
     top_p: float = 0.9
@@ -33,7 +37,11 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """One completion to draw: the prompt's ids, the key that names its random numbers, and its own cap, if shorter."""
+    """One completion to draw: the prompt's ids, the key that names its random numbers, and its own cap, if shorter.
+
+    >>> SampleRequest((7, 8), key=("rollout", 0, 1, "q", 0)).prompt_ids
+    (7, 8)
+    """
 
     prompt_ids: tuple[int, ...]
     key: tuple[int | str, ...] = ()

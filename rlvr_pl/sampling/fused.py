@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rlvr_pl.adapters import base, is_adapted, is_replaced, plain
 from rlvr_pl.sampling.decoder import Decoder, Sequences, left_padded
 
 if TYPE_CHECKING:
@@ -38,13 +39,18 @@ _FIXED_ROPE = {"default", "linear", "llama3", "yarn"}
 
 
 def fusable(model: PreTrainedModel) -> bool:
-    """Whether `FusedDecoder` computes exactly this model: a known class, plain layers, full attention, fixed rope."""
+    """Whether `FusedDecoder` computes exactly this model: a known class, plain layers, full attention, fixed rope.
+
+    Adapters on the projections of blocks are merged as the weights are taken; others are not known here.
+    """
     if type(model).__name__ not in _CLASSES or not type(model).__module__.startswith("transformers."):
         return False
     body: Any = model.model
     linears = [m for layer in body.layers for name, m in layer.named_modules() if name.endswith("_proj")]
+    if any(is_replaced(m) or (is_adapted(m) and not name.endswith("_proj")) for name, m in model.named_modules()):
+        return False
     return (
-        all(type(m) is nn.Linear for m in (*linears, model.lm_head))
+        all(type(base(m)) is nn.Linear for m in (*linears, model.lm_head))
         and type(body.embed_tokens) is nn.Embedding
         and getattr(body.rotary_emb, "rope_type", "default") in _FIXED_ROPE
         and 2 * len(body.rotary_emb.inv_freq) == body.layers[0].self_attn.head_dim
@@ -85,9 +91,9 @@ class FusedDecoder(Decoder):
         attention, mlp = self._model.model.layers[0].self_attn, self._model.model.layers[0].mlp
         self.width: int = model.config.hidden_size
         self.dim: int = attention.head_dim
-        self.kv: int = attention.k_proj.out_features // self.dim
-        self.groups: int = attention.q_proj.out_features // self.dim // self.kv
-        self.inner: int = mlp.gate_proj.out_features
+        self.kv: int = base(attention.k_proj).out_features // self.dim
+        self.groups: int = base(attention.q_proj).out_features // self.dim // self.kv
+        self.inner: int = base(mlp.gate_proj).out_features
         self._scaling: float = attention.scaling
         self._has_head_norm = hasattr(attention, "q_norm")
         silu_ = functools.partial(F.silu, inplace=True)
@@ -113,23 +119,24 @@ class FusedDecoder(Decoder):
         self.head = self._model.lm_head.weight.detach().to(self.dtype).T
 
     def _fuse(self, block: Any, old: _Layer | None) -> _Layer:
-        attention, mlp = block.self_attn, block.mlp
+        attention = block.self_attn
+        q, k, v, out = (plain(getattr(attention, f"{name}_proj")) for name in "qkvo")
+        gate, up, down = (plain(getattr(block.mlp, f"{name}_proj")) for name in ("gate", "up", "down"))
         input_norm, qkv_fold = self._norm_or_fold(block.input_layernorm)
         mlp_norm, mlp_fold = self._norm_or_fold(block.post_attention_layernorm)
-        gate, up = mlp.gate_proj, mlp.up_proj
         gate_up_bias = None if gate.bias is None else torch.cat([gate.bias, up.bias])
         return _Layer(
             input_norm=input_norm,
-            qkv=self._fused(self._by_head(attention, "weight"), qkv_fold, old and old.qkv),
-            qkv_bias=None if attention.q_proj.bias is None else self._by_head(attention, "bias").to(self.dtype),
+            qkv=self._fused(self._by_head(q.weight, k.weight, v.weight), qkv_fold, old and old.qkv),
+            qkv_bias=None if q.bias is None else self._by_head(q.bias, k.bias, v.bias).to(self.dtype),
             head_norm=self._head_norm(attention),
-            out=self._taken(attention.o_proj.weight).T,
-            out_bias=self._taken(attention.o_proj.bias),
+            out=self._taken(out.weight).T,
+            out_bias=self._taken(out.bias),
             mlp_norm=mlp_norm,
             gate_up=self._fused(torch.cat([gate.weight, up.weight]), mlp_fold, old and old.gate_up),
             gate_up_bias=self._taken(gate_up_bias),
-            down=self._taken(mlp.down_proj.weight).T,
-            down_bias=self._taken(mlp.down_proj.bias),
+            down=self._taken(down.weight).T,
+            down_bias=self._taken(down.bias),
         )
 
     def _norm_or_fold(self, norm: Any) -> tuple[Tensor | None, Tensor | None]:
@@ -145,9 +152,8 @@ class FusedDecoder(Decoder):
     def _taken(self, x: Any) -> Any:
         return None if x is None else x.detach().to(self.dtype)
 
-    def _by_head(self, attention: Any, kind: str) -> Tensor:
+    def _by_head(self, *parts: Tensor) -> Tensor:
         """Weights or biases of q, k and v as the rows of `_Layer.qkv`, channels of q and k interleaved."""
-        parts = (getattr(getattr(attention, f"{name}_proj"), kind) for name in "qkv")
         q, k, v = (x.reshape(self.kv, -1, self.dim, *x.shape[1:]) for x in parts)
         if self.wide and not self._has_head_norm:
             q = q * self._scaling

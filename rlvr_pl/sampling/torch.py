@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlvr_pl.adapters import computing, is_adapted
 from rlvr_pl.errors import UserError
 from rlvr_pl.sampling import nucleus
 from rlvr_pl.sampling.base import Decoding, NonFiniteLogits, Sampler, SampleRequest, uniforms
@@ -30,9 +31,19 @@ class TorchSampler(Sampler):
 
     Args:
         dtype: of the products with weights; "auto" is FP32 on a CPU for models under `SMALL` parameters (whose BF16
-            products are slower) and the policy's own dtype otherwise. Models outside the Llama, Qwen2 and Qwen3
+            products are slower), FP32 for a model with an adapter (merged into BF16 weights it would mostly round
+            away), and the policy's own dtype otherwise. Models outside the Llama, Qwen2 and Qwen3
             families run in their own dtype.
         max_batch_tokens: rows x (prompt + cap) of one batch; bounds the key-value cache.
+
+    Example:
+        >>> from rlvr_pl import Decoding, SampleRequest, load_policy, load_questions
+        >>> policy, sampler = load_policy("embedded:start"), TorchSampler()
+        >>> sampler.sync(policy)
+        >>> prompt = policy.prompt_ids(load_questions("embedded:val350")[0])
+        >>> (completion,) = sampler.generate([SampleRequest(prompt)], Decoding(0.0, 1.0, max_new_tokens=5))
+        >>> len(completion.token_ids), completion.stop_reason.value
+        (5, 'length')
     """
 
     # speed of BF16 over FP32 decoding on a CPU with AMX: 0.5-0.7 at 0.27M parameters, 0.8-1.1 at 0.8M, 1.4 at 7M, 2-3
@@ -55,10 +66,12 @@ class TorchSampler(Sampler):
         model = policy.model
         built_for = (model, model.device, self._compute_dtype(model))
         if self._decoder is None or self._built_for != built_for:
-            self._decoder = FusedDecoder(model, built_for[2]) if fusable(model) else ForwardDecoder(model)
+            with computing(policy):
+                self._decoder = FusedDecoder(model, built_for[2]) if fusable(model) else ForwardDecoder(model)
             self._built_for = built_for
         else:
-            self._decoder.load()
+            with computing(policy):
+                self._decoder.load()
         self._policy = policy
         self._eos = torch.tensor(policy.eos_ids, dtype=torch.long, device=model.device)
 
@@ -83,7 +96,7 @@ class TorchSampler(Sampler):
         training = model.training
         model.eval()
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), computing(self._policy):
                 for batch in self._batches(requests, caps):
                     for number, completion in _Batch(self._decoder, self._eos, requests, caps, decoding).run(batch):
                         done[number] = completion
@@ -98,7 +111,8 @@ class TorchSampler(Sampler):
             return getattr(torch, self.dtype)
         weight = next(model.parameters())
         small = weight.device.type == "cpu" and sum(p.numel() for p in model.parameters()) < self.SMALL
-        return torch.float32 if small or weight.dtype == torch.float64 else weight.dtype
+        exact = weight.dtype == torch.float64 or any(is_adapted(m) for m in model.modules())
+        return torch.float32 if small or exact else weight.dtype
 
     def _cap(self, number: int, request: SampleRequest, decoding: Decoding) -> int:
         """Tokens that this request may draw, after checking that they fit."""
