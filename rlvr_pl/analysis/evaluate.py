@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_pl.analysis.command import Result, Table, add_output_arguments, progress_console
+from rlvr_pl.analysis.explore import add_sampler_argument
 from rlvr_pl.errors import UserError
 
 
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="allow --out to replace an existing file")
     parser.add_argument("--batch-size", type=int, default=64, help="questions decoded together (default: %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, help="cap on an answer (default: the policy's own)")
+    add_sampler_argument(parser)
     parser.add_argument("--grader", default="math", choices=["math", "exact", "supplied"])
     parser.add_argument("--limit", type=int, help="only the first LIMIT questions")
     parser.add_argument("--untie-embeddings", action="store_true", help="load the head as its own parameter")
@@ -38,13 +40,13 @@ def run(args: argparse.Namespace) -> Result:
     from rlvr_pl.evaluation import evaluate_questions, header, summarize, write_items
     from rlvr_pl.grading import named_grader
     from rlvr_pl.policy import load_policy
+    from rlvr_pl.sampling import named_sampler
     from rlvr_pl.sampling.base import Decoding
-    from rlvr_pl.sampling.torch import TorchSampler
 
+    sampler, grader = named_sampler(args.sampler), named_grader(args.grader)
     questions = load_questions(args.questions)[: args.limit]
     policy = load_policy(args.policy, untie_embeddings=args.untie_embeddings)
     decoding = Decoding(0.0, 1.0, args.max_new_tokens or policy.default_max_new_tokens)
-    sampler, grader = TorchSampler(), named_grader(args.grader)
     begin = time.perf_counter()
 
     def evaluate(batch_size: int) -> list[dict[str, Any]]:

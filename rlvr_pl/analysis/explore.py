@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rlvr_pl.analysis.command import progress_console
 from rlvr_pl.errors import UserError
+from rlvr_pl.sampling import NAMES
 
 if TYPE_CHECKING:
     from rlvr_pl.expert_iteration.explorer import Explorer
@@ -36,8 +37,16 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-tokens", type=int, default=32_768, help="rows x (prompt + cap) sampled together (default: %(default)s)"
     )
+    add_sampler_argument(parser)
     parser.add_argument("--grader", default="math", help="math, exact, supplied or module:function (default: math)")
     parser.add_argument("--untie-embeddings", action="store_true", help="load the head as its own parameter")
+
+
+def add_sampler_argument(parser: argparse.ArgumentParser) -> None:
+    """``--sampler``, a name that `named_sampler` knows."""
+    parser.add_argument(
+        "--sampler", choices=NAMES, default="torch", help="what draws the tokens; part of every record (default: torch)"
+    )
 
 
 @contextlib.contextmanager
@@ -52,16 +61,15 @@ def open_explorer(args: argparse.Namespace, checkpoint: str | Path, hint: str | 
     from rlvr_pl.grading import named_grader
     from rlvr_pl.policy import load_policy
     from rlvr_pl.prompts import make_template
+    from rlvr_pl.sampling import named_sampler
     from rlvr_pl.sampling.base import Decoding
-    from rlvr_pl.sampling.torch import TorchSampler
 
-    grader = named_grader(args.grader)
+    grader, sampler = named_grader(args.grader), named_sampler(args.sampler, args.batch_tokens)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     policy = load_policy(checkpoint, untie_embeddings=args.untie_embeddings, device=device)
     if hint is not None:
         policy = replace(policy, template=make_template({**policy.template.spec(), "hint": hint}, policy.tokenizer))
     decoding = Decoding(args.temperature, args.top_p, args.max_new_tokens or policy.default_max_new_tokens)
-    sampler = TorchSampler(max_batch_tokens=args.batch_tokens)
     sampler.sync(policy)
     try:
         yield Explorer(policy, sampler, grader, decoding, args.seed, args.batch_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from rlvr_pl.errors import RunFailure
+from rlvr_pl.errors import RunFailure, UserError
 from rlvr_pl.types import Completion
 
 if TYPE_CHECKING:
@@ -54,6 +55,42 @@ def uniforms(key: tuple[int | str, ...], count: int) -> np.ndarray:
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little"))).random(count)
 
 
+def seed_of(key: tuple[int | str, ...]) -> int:
+    """A seed below 2^63, a pure function of `key`, for engines that have generators of their own."""
+    return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "little") >> 1
+
+
+def check_decoding(decoding: Decoding) -> None:
+    """UserError for a temperature or a nucleus that cannot be."""
+    if not 0 <= decoding.temperature < math.inf:
+        raise UserError(f"temperature is {decoding.temperature}: it must be 0 (greedy) or above")
+    if not 0 < decoding.top_p <= 1:
+        raise UserError(f"top_p is {decoding.top_p}: it must be above 0 and at most 1")
+
+
+def caps_of(requests: Sequence[SampleRequest], decoding: Decoding, context: int) -> list[int]:
+    """Tokens that each request may draw. UserError for one that may draw none, or that does not fit into `context`."""
+    return [_cap(number, request, decoding, context) for number, request in enumerate(requests)]
+
+
+def _cap(number: int, request: SampleRequest, decoding: Decoding, context: int) -> int:
+    own = decoding.max_new_tokens if request.max_new_tokens is None else request.max_new_tokens
+    cap = min(decoding.max_new_tokens, own)
+    if cap < 1:
+        raise UserError(f"request {number} may draw {cap} tokens: max_new_tokens must be at least 1")
+    prompt = len(request.prompt_ids)
+    if prompt == 0:
+        raise UserError(f"request {number} has an empty prompt: a sampler needs one token at least")
+    if prompt + cap > context:
+        raise UserError(
+            f"a prompt of {prompt} tokens with max_new_tokens {cap} exceeds the model's context of {context}: "
+            f"lower max_new_tokens to {context - prompt} or leave the question out"
+            if prompt < context
+            else f"a prompt of {prompt} tokens exceeds the model's context of {context}: leave the question out"
+        )
+    return cap
+
+
 class NonFiniteLogits(RunFailure, ArithmeticError):
     """The policy's logits hold NaN or infinity: its weights have diverged, or its activations overflow.
 
@@ -70,12 +107,14 @@ class Sampler(ABC):
     """Draws completions from a policy.
 
     Attributes:
-        engine: name and version recorded with every file of results, e.g. "torch" or "vllm-0.11".
+        engine: name and version recorded with every file of results, e.g. "torch" or "vllm-0.32.0+cpu".
         deterministic: whether the same keys give the same tokens whatever else is in the batch (up to rounding).
+        own_weights: whether it computes with a copy of the weights in an engine of its own, which may be stale.
     """
 
-    engine: ClassVar[str] = ""
+    engine: str = ""
     deterministic: ClassVar[bool] = True
+    own_weights: ClassVar[bool] = False
 
     @abstractmethod
     def sync(self, policy: Policy) -> None:

@@ -13,7 +13,15 @@ from torch import Tensor
 from rlvr_pl.adapters import computing, is_adapted
 from rlvr_pl.errors import UserError
 from rlvr_pl.sampling import nucleus
-from rlvr_pl.sampling.base import Decoding, NonFiniteLogits, Sampler, SampleRequest, uniforms
+from rlvr_pl.sampling.base import (
+    Decoding,
+    NonFiniteLogits,
+    Sampler,
+    SampleRequest,
+    caps_of,
+    check_decoding,
+    uniforms,
+)
 from rlvr_pl.sampling.decoder import Decoder, ForwardDecoder
 from rlvr_pl.sampling.fused import FusedDecoder, fusable
 from rlvr_pl.types import Completion, StopReason
@@ -89,8 +97,8 @@ class TorchSampler(Sampler):
         """
         if self._decoder is None:
             raise RuntimeError("sync(policy) comes before generate")
-        _check(decoding)
-        caps = [self._cap(i, request, decoding) for i, request in enumerate(requests)]
+        check_decoding(decoding)
+        caps = caps_of(requests, decoding, self._policy.max_context)
         done: dict[int, Completion] = {}
         model = self._policy.model
         training = model.training
@@ -114,24 +122,6 @@ class TorchSampler(Sampler):
         exact = weight.dtype == torch.float64 or any(is_adapted(m) for m in model.modules())
         return torch.float32 if small or exact else weight.dtype
 
-    def _cap(self, number: int, request: SampleRequest, decoding: Decoding) -> int:
-        """Tokens that this request may draw, after checking that they fit."""
-        own = decoding.max_new_tokens if request.max_new_tokens is None else request.max_new_tokens
-        cap = min(decoding.max_new_tokens, own)
-        if cap < 1:
-            raise UserError(f"request {number} may draw {cap} tokens: max_new_tokens must be at least 1")
-        prompt, context = len(request.prompt_ids), self._policy.max_context
-        if prompt == 0:
-            raise UserError(f"request {number} has an empty prompt: a sampler needs one token at least")
-        if prompt + cap > context:
-            raise UserError(
-                f"a prompt of {prompt} tokens with max_new_tokens {cap} exceeds the model's context of {context}: "
-                f"lower max_new_tokens to {context - prompt} or leave the question out"
-                if prompt < context
-                else f"a prompt of {prompt} tokens exceeds the model's context of {context}: leave the question out"
-            )
-        return cap
-
     def _batches(self, requests: Sequence[SampleRequest], caps: Sequence[int]) -> Iterator[list[int]]:
         """Request numbers, equal prompts beside each other and similar lengths together, cut by the token budget."""
         order = sorted(
@@ -148,13 +138,6 @@ class TorchSampler(Sampler):
             batch.append(number)
         if batch:
             yield batch
-
-
-def _check(decoding: Decoding) -> None:
-    if not 0 <= decoding.temperature < math.inf:
-        raise UserError(f"temperature is {decoding.temperature}: it must be 0 (greedy) or above")
-    if not 0 < decoding.top_p <= 1:
-        raise UserError(f"top_p is {decoding.top_p}: it must be above 0 and at most 1")
 
 
 class _Batch:

@@ -1,0 +1,246 @@
+"""`VLLMSampler` beside transformers, the torch sampler and the trainer, on a CPU. One engine serves most tests."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rlvr_pl.callbacks.sampler_canary import StaleSamplerError, logprob_gaps
+from rlvr_pl.cli import main
+from rlvr_pl.data.pools import load_questions
+from rlvr_pl.errors import RunFailure, UserError
+from rlvr_pl.policy import load_policy
+from rlvr_pl.sampling import vllm as ours
+from rlvr_pl.sampling.base import Decoding, SampleRequest
+from rlvr_pl.sampling.torch import TorchSampler
+from rlvr_pl.types import StopReason
+
+pytestmark = pytest.mark.vllm
+pytest.importorskip("vllm", reason="vLLM is not installed here; `make test-vllm` has an environment with it")
+
+GREEDY = Decoding(0.0, 1.0, 40)
+SAMPLED = Decoding(0.8, 0.9, 40)
+
+
+def policy_like(start: str = "embedded:start", **kwargs):
+    return load_policy(start, dtype="float32", **kwargs)
+
+
+def moved(policy, seed: int = 1, by: float = 0.3):
+    """A policy with other weights: every tensor moved by `by` of its own spread."""
+    other = policy.copy_frozen()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in other.model.parameters():
+            weight += by * weight.std() * torch.randn(weight.shape, generator=generator)
+    return other
+
+
+def transformers_greedy(policy, prompt: tuple[int, ...], count: int) -> list[int]:
+    """Greedy ids by transformers' own `generate`."""
+    ids = torch.tensor([prompt])
+    out = policy.model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=count, pad_token_id=policy.pad_id
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+def agree(sampler, policy, prompts) -> list[tuple[int, ...]]:
+    """The sampler's greedy completions, after holding the ids to transformers and the log-probs to the torch sampler.
+
+    All in FP32: log-probs of 0 to -10 carry a few hundred roundings of 6e-8, for which 1e-4 is generous.
+    """
+    requests = [SampleRequest(prompt) for prompt in prompts]
+    found = sampler.generate(requests, GREEDY)
+    builtin = TorchSampler(dtype="float32")
+    builtin.sync(policy)
+    for one, other in zip(found, builtin.generate(requests, GREEDY)):
+        assert (one.token_ids, one.stop_reason) == (other.token_ids, other.stop_reason)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    for prompt, completion in zip(prompts[:4], found):
+        assert list(completion.token_ids) == transformers_greedy(policy, prompt, 40)
+    return [completion.token_ids for completion in found]
+
+
+class Engine:
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        self.policy = policy_like()
+        torch.manual_seed(5), np.random.seed(5), random.seed(5)
+        self.sampler = ours.VLLMSampler()
+        self.sampler.sync(self.policy)
+        self.draws = float(torch.rand(1)), float(np.random.rand()), random.random()
+        self.prompts = [self.policy.prompt_ids(q) for q in load_questions("embedded:val350")[:12]]
+
+    def requests(self, *key: int | str) -> list[SampleRequest]:
+        return [SampleRequest(p, (*key, i)) for i, p in enumerate(self.prompts)]
+
+
+@pytest.fixture(scope="module")
+def engine():
+    made = Engine()
+    yield made
+    made.sampler.close()
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.fixture
+def at_start(engine):
+    """The engine, holding the weights of the start."""
+    engine.sampler.sync(engine.policy)
+    return engine
+
+
+def test_the_trainers_threads_and_seeds_are_left_alone(engine):
+    torch.manual_seed(5), np.random.seed(5), random.seed(5)
+    assert engine.draws == (float(torch.rand(1)), float(np.random.rand()), random.random())
+    assert torch.get_num_threads() == 1
+    torch.set_num_threads(2)  # vLLM replaces it by a function that does nothing
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+
+
+def test_greedy_parity_with_transformers_and_the_torch_sampler(at_start):
+    agree(at_start.sampler, at_start.policy, at_start.prompts)
+
+
+def test_sampling_log_probs_are_those_of_the_nucleus(at_start):
+    requests = at_start.requests("draw")
+    found = at_start.sampler.generate(requests, SAMPLED)
+    assert max(logprob_gaps(at_start.policy, list(zip(requests, found)), SAMPLED)) < 1e-4
+    plain = replace(SAMPLED, top_p=1.0)  # what a sampler that reported the full softmax would be held to
+    assert max(logprob_gaps(at_start.policy, list(zip(requests, found)), plain)) > 1e-3
+
+
+def test_a_key_names_the_draws(at_start):
+    first = at_start.sampler.generate(at_start.requests("a"), SAMPLED)
+    assert first == at_start.sampler.generate(at_start.requests("a"), SAMPLED)
+    assert first != at_start.sampler.generate(at_start.requests("b"), SAMPLED)
+    same = [SampleRequest(at_start.prompts[0], ("c", i)) for i in range(8)]
+    assert len({c.token_ids for c in at_start.sampler.generate(same, SAMPLED)}) > 1
+
+
+def test_caps_and_stop_reasons(at_start):
+    requests = [replace(r, max_new_tokens=3 + i) for i, r in enumerate(at_start.requests())]
+    found = at_start.sampler.generate(requests, GREEDY)
+    for completion, request in zip(found, requests):
+        ended = completion.token_ids[-1] in at_start.policy.eos_ids
+        assert completion.stop_reason is (StopReason.EOS if ended else StopReason.LENGTH)
+        assert ended or len(completion.token_ids) == request.max_new_tokens
+    assert {c.stop_reason for c in at_start.sampler.generate(at_start.requests(), GREEDY)} == set(StopReason)
+    with pytest.raises(UserError, match="exceeds the model's context of 512"):
+        at_start.sampler.generate([SampleRequest((5,) * 500)], GREEDY)
+
+
+def test_a_push_arrives(at_start):
+    before = agree(at_start.sampler, at_start.policy, at_start.prompts)
+    other = moved(at_start.policy)
+    at_start.sampler.sync(other)
+    after = agree(at_start.sampler, other, at_start.prompts)
+    assert sum(a != b for a, b in zip(before, after)) > 6
+
+
+def test_a_long_prompt_keeps_nothing_of_the_old_weights(at_start):
+    """vLLM keeps keys and values of whole blocks of 128 tokens; a push must forget them."""
+    long = (sum(at_start.prompts, ()) * 3)[:300]
+    agree(at_start.sampler, at_start.policy, [long])
+    for seed in (2, 3):
+        other = moved(at_start.policy, seed)
+        at_start.sampler.sync(other)
+        agree(at_start.sampler, other, [long])
+
+
+def test_a_name_that_is_missing_from_a_push_is_an_error(at_start):
+    """vLLM itself says nothing and keeps the old values."""
+    weights = at_start.policy.model.state_dict()
+    weights.pop("model.layers.1.mlp.down_proj.weight")
+    fake = replace(at_start.policy, model=type("Fewer", (), {"state_dict": lambda self: weights})())
+    with pytest.raises(RunFailure, match=r"other weights .*model\.layers\.1\.mlp\.down_proj\.weight"):
+        at_start.sampler.sync(fake)
+
+
+def test_tied_embeddings(tmp_path):
+    """The head of a tied policy has no parameter of its own; its pushes must move embedding and head."""
+    policy = policy_like()
+    policy.model.config.tie_word_embeddings = True
+    policy.model.tie_weights()
+    policy.save(tmp_path / "tied")
+    policy = policy_like(tmp_path / "tied")
+    assert policy.head is policy.model.get_input_embeddings().weight
+    sampler = ours.VLLMSampler(max_num_seqs=8)
+    try:
+        for other in (policy, moved(policy, 4)):
+            sampler.sync(other)
+            agree(sampler, other, [other.prompt_ids(q) for q in load_questions("embedded:val350")[:3]])
+    finally:
+        sampler.close()
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open() as f:
+        return list(csv.DictReader(f))
+
+
+def test_forty_updates_learn_and_the_canary_stays_silent(here):
+    """The quickstart's policy and settings. A push that failed would leave the rewards where they were, and the canary
+    reads tokens of every update again: in BF16 a few hundredths of a nat a token are rounding."""
+    words = ["--config", "quickstart", "--data.updates=40", "--validation.every_n_updates=null"]
+    assert main(["fit", *_config(words), "--sampler", "VLLM", "--run=r"]) == 0
+    run = here / "r"
+    told = rows(run / "metrics.csv")
+    rewards = [float(row["reward"]) for row in told]
+    assert len(told) == 40 and sum(rewards[-20:]) > 1.3 * sum(rewards[:20])
+    assert max(float(row["canary/gap"]) for row in told) < 0.05
+    state = json.loads((run / "run.json").read_text())
+    assert state["engine"] == f"vllm-{ours.installed()}" and state["deterministic"] is False
+    right = [float(row["correct"]) for row in rows(run / "validation.csv")]
+    assert right[-1] > right[0] + 50
+
+
+def test_a_skipped_push_ends_the_run(here, monkeypatch, capsys):
+    """At a rate that moves the policy within a few updates, a sampler that is built once and never told is caught."""
+    monkeypatch.setattr(ours.VLLMSampler, "_push", lambda self, policy: None)
+    words = ["--data.updates=20", "--data.validation=null", "--optimizer.init_args.lr=3e-3"]
+    assert main(["fit", *_config(["--config", "quickstart", *words]), "--sampler", "VLLM", "--run=r"]) == 1
+    assert "the sampler holds stale weights" in capsys.readouterr().err
+    assert 1 <= len(rows(here / "r" / "metrics.csv")) < 20
+    assert issubclass(StaleSamplerError, RunFailure)
+
+
+def test_evaluate_search_and_rationalize_name_the_engine(here, capsys):
+    name = f"vllm-{ours.installed()}"
+    common = ["--sampler", "vllm", "--json"]
+    assert main(["evaluate", "embedded:start", "--limit", "24", "--out", "vllm.jsonl", *common]) == 0
+    assert json.loads(capsys.readouterr().out)["engine"] == name
+    assert main(["evaluate", "embedded:start", "--limit", "24", "--out", "torch.jsonl"]) == 0
+    assert main(["compare", "torch.jsonl", "vllm.jsonl"]) == 2
+    assert f"has engine '{name}' but torch.jsonl has 'torch'" in capsys.readouterr().err
+    assert main(["compare", "torch.jsonl", "vllm.jsonl", "--allow-mixed", "--json"]) == 0
+    search = ["search", "--checkpoint", "embedded:base", "--n-questions", "6", "--k", "2", "--out", "s.jsonl"]
+    assert main([*search, *common]) == 0
+    assert main([*search, "--json"]) == 2
+    assert f'engine was "{name}", now "torch"' in capsys.readouterr().err
+    hinted = ["rationalize", "s.jsonl", "--checkpoint", "embedded:base", "--rationales", "1", "--out", "b.jsonl"]
+    assert main([*hinted, *common]) == 0
+    for file in ("vllm.jsonl", "s.jsonl", "b.jsonl"):
+        with (here / file).open() as f:
+            assert json.loads(f.readline())["engine"] == name
+
+
+def _config(words: list[str]) -> list[str]:
+    from rlvr_pl.configs import find_config
+
+    return [str(find_config("quickstart.yaml")) if word == "quickstart" else word for word in words]
