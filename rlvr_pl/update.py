@@ -17,6 +17,7 @@ from torch import Tensor
 from rlvr_pl.core.logprobs import chunked_logprobs, linear_loss
 from rlvr_pl.errors import RunFailure
 from rlvr_pl.objectives.base import Objective
+from rlvr_pl.ranks import ALONE, Ranks
 from rlvr_pl.types import RolloutBatch
 
 if TYPE_CHECKING:
@@ -45,14 +46,27 @@ class NonFiniteError(RunFailure, ArithmeticError):
         self.rows = tuple(rows)
 
 
-def plan_micro_batches(batch: RolloutBatch, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
+def plan_micro_batches(
+    batch: RolloutBatch, rows: Sequence[int], max_tokens: int, ranks: Ranks = ALONE
+) -> list[list[int]]:
     """Cut rows into micro-batches of at most `max_tokens` padded tokens (one row may exceed it alone), longest first,
-    so that rows of similar length share a micro-batch and padding stays small."""
+    so that rows of similar length share a micro-batch and padding stays small.
+
+    With several ranks the rows are dealt like cards, longest first, and the plan is that of this rank. All ranks have
+    the same number of micro-batches, so some may end with empty ones: a sharded model works only in step.
+    """
     lengths = batch.lengths.tolist()
     total = {i: len(batch.prompt_ids[i]) + lengths[i] for i in rows}
+    ordered = sorted(rows, key=lambda i: (-total[i], i))
+    plans = [_cut(ordered[rank :: ranks.size], total, max_tokens) for rank in range(ranks.size)]
+    mine = plans[ranks.rank]
+    return mine + [[] for _ in range(max(map(len, plans)) - len(mine))]
+
+
+def _cut(ordered: Sequence[int], total: dict[int, int], max_tokens: int) -> list[list[int]]:
     plan: list[list[int]] = []
     current: list[int] = []
-    for i in sorted(rows, key=lambda i: (-total[i], i)):
+    for i in ordered:
         if current and (len(current) + 1) * total[current[0]] > max_tokens:
             plan.append(current)
             current = []
@@ -98,23 +112,45 @@ def token_logprobs(
 
 @torch.no_grad()
 def measured(
-    policy: Policy, batch: RolloutBatch, *, max_tokens: int, temperature: float, with_entropy: bool = False
+    policy: Policy,
+    batch: RolloutBatch,
+    *,
+    max_tokens: int,
+    temperature: float,
+    with_entropy: bool = False,
+    ranks: Ranks = ALONE,
 ) -> tuple[Tensor, Tensor | None]:
-    """`token_logprobs` of a whole update without gradients, micro-batch by micro-batch, on the CPU.
+    """`token_logprobs` of a whole update without gradients, micro-batch by micro-batch, on the CPU. Ranks share the
+    work, and each gets the whole.
 
     Raises `NonFiniteError` for log-probs that are not finite.
     """
     logprobs = torch.zeros(batch.mask.shape, dtype=torch.float32)
     entropy = torch.zeros_like(logprobs) if with_entropy else None
-    for rows in plan_micro_batches(batch, range(len(batch)), max_tokens):
+    for rows in plan_micro_batches(batch, range(len(batch)), max_tokens, ranks):
+        if not rows:
+            keep_step(policy)
+            continue
         part = batch.select(rows)
         values, spread = token_logprobs(policy, part, temperature=temperature, with_entropy=with_entropy)
-        if not bool(values.isfinite().all()):
+        if not bool(values.isfinite().all()) and ranks.size == 1:
             raise NonFiniteError(f"the log-probs of rollouts {_names(batch, rows)} are not finite", rows)
         logprobs[rows, : values.shape[1]] = values.float().cpu()
         if entropy is not None and spread is not None:
             entropy[rows, : spread.shape[1]] = spread.float().cpu()
+    for table in (logprobs, entropy):
+        if table is not None and ranks.size > 1:
+            table.copy_(ranks.add(table.to(policy.head.device)))  # zero where another rank measured
+    if not bool(logprobs.isfinite().all()):  # together, so that no rank waits for one that has stopped
+        rows = (~logprobs.isfinite()).any(1).nonzero()[:, 0].tolist()
+        raise NonFiniteError(f"the log-probs of rollouts {_names(batch, rows)} are not finite", rows)
     return logprobs, entropy
+
+
+def keep_step(policy: Policy) -> Tensor:
+    """0, by way of a forward of one token: what a rank does in an empty micro-batch."""
+    one = torch.full((1, 1), policy.pad_id, dtype=torch.long, device=policy.head.device)
+    return policy.hidden_states(one, torch.ones_like(one)).sum() * 0
 
 
 class GradientSum:
@@ -146,6 +182,17 @@ class GradientSum:
                 total.add_(weight.grad)
             weight.grad = None
 
+    @torch.no_grad()
+    def reduce(self, ranks: Ranks) -> None:
+        """Sum over all ranks, in FP32 whatever the precision of the sums."""
+        if ranks.size == 1:
+            return
+        for k, (_, stepped) in enumerate(self.pairs):
+            total = self.sums[k]
+            wide = torch.zeros_like(stepped) if total is None else total
+            wide = wide if wide.dtype == torch.float64 else wide.float()
+            self.sums[k] = ranks.add(wide).to(stepped.dtype)
+
     def deliver(self) -> None:
         """Hand the sums over as the `.grad` of the parameters that the optimizer steps (zeros where nothing came)."""
         for total, (_, stepped) in zip(self.sums, self.pairs):
@@ -161,18 +208,24 @@ def accumulate_gradient(
     *,
     max_tokens: int,
     temperature: float = 1.0,
+    ranks: Ranks = ALONE,
 ) -> tuple[float, int]:
     """Forward and backward of every rollout that can matter; the loss and the number of trained tokens.
 
-    Out of memory halves the micro-batch and tries it again; a single rollout that does not fit raises `RunFailure`.
-    Raises `NonFiniteError` for a loss that is not finite.
+    With several ranks these are this rank's share, and a loss that is not finite is the caller's to see: an error on
+    one rank would leave the others waiting. Out of memory halves the micro-batch and tries it again; a single rollout
+    that does not fit raises `RunFailure`. Raises `NonFiniteError` for a loss that is not finite.
     """
     matter = torch.ones(len(batch), dtype=torch.bool) if objective.every_row else weights.ne(0).any(1)
     rows = matter.nonzero()[:, 0].tolist()
-    queue = plan_micro_batches(batch, [i for i in rows if batch.mask[i].any()], max_tokens)
+    queue = plan_micro_batches(batch, [i for i in rows if batch.mask[i].any()], max_tokens, ranks)
     loss, tokens = 0.0, 0
     while queue:
         rows = queue.pop(0)
+        if not rows:
+            keep_step(policy).backward()
+            total.join()
+            continue
         try:
             value = _backward(policy, objective, batch.select(rows), weights[rows], temperature)
         except RuntimeError as error:
@@ -189,7 +242,7 @@ def accumulate_gradient(
             half = (len(rows) + 1) // 2
             queue[:0] = [rows[:half], rows[half:]]
             continue
-        if not math.isfinite(value):
+        if not math.isfinite(value) and ranks.size == 1:
             total.discard()
             raise NonFiniteError(f"the loss of rollouts {_names(batch, rows)} is {value}", rows)
         total.join()
@@ -277,7 +330,7 @@ def update_once(
     *,
     pairs: Pairs | None = None,
     step: Callable[[], Any] | None = None,
-    reduce: Callable[[GradientSum], None] | None = None,
+    ranks: Ranks = ALONE,
     max_tokens: int = 16384,
     temperature: float = 1.0,
     max_grad_norm: float | None = 1.0,
@@ -289,7 +342,7 @@ def update_once(
         weights: [N, T] from ``objective.token_weights``.
         pairs: (weight of the forward, parameter of the optimizer) pairs; the optimizer's own parameters by default.
         step: applies the step; ``optimizer.step`` by default.
-        reduce: sums gradients over ranks before the clip.
+        ranks: the processes that share the rows; gradients are summed over them before the clip.
         max_tokens: padded tokens in a micro-batch. Changes nothing but speed and memory (and rounding under BF16).
         temperature: of the log-probs that are learned from; 1.0 is the supplied recipe, whatever the sampler's.
         max_grad_norm: clip threshold of the global norm; None does not clip.
@@ -304,10 +357,14 @@ def update_once(
         return StepResult(0.0, 0.0, False, False, 0.0, 0)
     total = GradientSum(pairs)
     loss, tokens = accumulate_gradient(
-        policy, objective, batch, weights, total, max_tokens=max_tokens, temperature=temperature
+        policy, objective, batch, weights, total, max_tokens=max_tokens, temperature=temperature, ranks=ranks
     )
-    if reduce is not None:
-        reduce(total)
+    if ranks.size > 1:
+        sums = torch.tensor([loss, tokens], dtype=torch.float64, device=policy.head.device)
+        loss, tokens = ranks.add(sums).tolist()
+        if not math.isfinite(loss):
+            raise NonFiniteError(f"the loss is {loss}")
+        total.reduce(ranks)
     total.deliver()
     norm = clip([stepped for _, stepped in total.pairs], max_grad_norm)
     before = [_watched(weight).clone() for weight, _ in total.pairs]
@@ -317,7 +374,7 @@ def update_once(
         if not _finite(weight):
             raise NonFiniteError(f"the step (gradient norm {norm:g}) gave weights that are not finite")
     clipped = max_grad_norm is not None and norm > max_grad_norm
-    return StepResult(loss, norm, clipped, True, _changed_share(before, total.pairs), tokens)
+    return StepResult(loss, norm, clipped, True, _changed_share(before, total.pairs), int(tokens))
 
 
 def _watched(weight: Tensor) -> Tensor:

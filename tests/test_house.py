@@ -15,7 +15,7 @@ PACKAGE = ROOT / "rlvr_pl"
 # A room may import rooms of its own floor and of the floors before it.
 FLOORS = (
     ("types", "errors", "mistakes"),
-    ("core",),
+    ("core", "ranks"),
     ("objectives",),
     ("jsonl", "config_file", "records", "cost", "prompts", "adapters", "grading", "policy", "sampling"),
     ("data", "precision", "schedulers", "update", "module", "evaluation", "expert_iteration"),
