@@ -89,6 +89,8 @@ def settle(config: Any, text: str, default: Path) -> tuple[RunFolder, Path | Non
     if same and not finished:
         print(f"rlvr-pl: {folder.path} holds this run unfinished; continuing it", file=sys.stderr)
         return folder, _continued(folder)
+    if state is None and not config_file.exists():
+        raise UserError(f"--run {folder.path}: holds files that are no run's; choose another folder")
     what = "this run, finished" if same else "another run"
     raise UserError(f"{folder.path} holds {what}; choose another --run, or pass --overwrite to replace it")
 

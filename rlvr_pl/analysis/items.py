@@ -141,15 +141,15 @@ def holds_samples(path: str | Path) -> bool:
 
 
 def match_uids(first_path: str | Path, first: Iterable[str], path: str | Path, uids: Iterable[str]) -> None:
-    """UserError that lists the questions found in one file only."""
+    """UserError that counts and lists the questions found in one file only."""
     one, other = set(first), set(uids)
     faults = []
     if one - other:
-        faults.append(f"{_list(sorted(one - other))} only in {first_path}")
+        faults.append(f"{len(one - other)} only in {first_path}: {_list(sorted(one - other))}")
     if other - one:
-        faults.append(f"{_list(sorted(other - one))} only in {path}")
+        faults.append(f"{len(other - one)} only in {path}: {_list(sorted(other - one))}")
     if faults:
-        raise UserError(f"{path}: its questions are not those of {first_path}: " + "; ".join(faults))
+        raise UserError(f"{path}: its questions are not those of {first_path}; " + "; ".join(faults))
 
 
 def check_headers(headers: Sequence[tuple[str, dict[str, Any] | None]], allow_mixed: bool) -> None:

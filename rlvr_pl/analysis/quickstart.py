@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ def run(args: argparse.Namespace) -> Result:
         from rlvr_pl.fit import fit
 
         fit(["--config", str(find_config("quickstart.yaml")), "--run", str(folder.path)])
+    else:
+        print(f"rlvr-pl: {folder.path} is finished; this is its report", file=sys.stderr)
     summary = summarize(folder)
     folder.write_json("summary.json", summary)
     return Result(summary, [_table(summary)], [f"Learning curve: {summary['plot']}", f"Run folder: {folder.path}"])

@@ -86,7 +86,7 @@ def test_other_uids_are_listed(tmp_path: Path, write_items, refused) -> None:
     b = tmp_path / "b.jsonl"
     b.write_text('{"uid": "q0", "correct": 1}\n{"uid": "x7", "correct": 1}\n')
     message = refused("compare", a, b)
-    assert f"q1, q2 only in {a}" in message and f"x7 only in {b}" in message
+    assert f"2 only in {a}: q1, q2" in message and f"1 only in {b}: x7" in message
 
 
 def test_faults_of_a_row_name_file_and_line(tmp_path: Path, write_items, refused) -> None:
