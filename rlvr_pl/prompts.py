@@ -57,7 +57,9 @@ class PromptTemplate(ABC):
         """The question put in such a way that its answer is told."""
         parts = {PLACEHOLDER: question.problem, ANSWER: question.answer}
         problem = re.sub(r"\{(?:problem|answer)\}", lambda m: parts[m.group()], self.hint)
-        return replace(question, problem=problem)
+        asked = max((i for i, m in enumerate(question.messages) if m["role"] == "user"), default=-1)
+        told = [{**m, "content": problem} if i == asked else m for i, m in enumerate(question.messages)]
+        return replace(question, problem=problem, messages=tuple(told))
 
     def to_folder(self, folder: Path) -> None:
         """Write ``prompt_template.json`` into `folder`."""
@@ -69,7 +71,8 @@ class PromptTemplate(ABC):
 class TextTemplate(PromptTemplate):
     """Plain text in which ``{problem}`` stands for the problem, for base models.
 
-    The tokenizer's own leading special token (Llama's BOS) is added unless the text already begins with it.
+    The tokenizer's own leading special token (Llama's BOS) is added unless the text already begins with it. A question
+    of chat messages can be put this way only when it is a single user message.
     """
 
     tokenizer: Any
@@ -78,6 +81,11 @@ class TextTemplate(PromptTemplate):
     hint: str = HINT
 
     def render(self, question: Question) -> str:
+        if len(question.messages) > 1 or any(m["role"] != "user" for m in question.messages):
+            raise UserError(
+                f"question {question.uid}: has {len(question.messages)} chat messages, which a template of kind text "
+                "cannot put; set policy.template chat"
+            )
         return self.text.replace(PLACEHOLDER, question.problem)
 
     def ids(self, question: Question) -> tuple[int, ...]:
@@ -101,6 +109,9 @@ class ChatTemplate(PromptTemplate):
 
     `user` holds ``{problem}``, so that an instruction ("... in \\boxed{}") can surround the problem. `arguments` are
     handed to the template (for example ``{"enable_thinking": False}``).
+
+    A question that is chat messages is put as it is, without `user`; `system` comes before it unless it has a system
+    message of its own. A conversation that ends with the assistant's words is continued after them.
     """
 
     tokenizer: Any
@@ -124,11 +135,14 @@ class ChatTemplate(PromptTemplate):
         return spec | {key: value for key, value in optional.items() if value is not None}
 
     def _apply(self, question: Question, **how: Any) -> Any:
-        messages = [{"role": "user", "content": self.user.replace(PLACEHOLDER, question.problem)}]
-        if self.system is not None:
+        messages = [dict(m) for m in question.messages]
+        if not messages:
+            messages = [{"role": "user", "content": self.user.replace(PLACEHOLDER, question.problem)}]
+        if self.system is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self.system})
-        how |= dict(self.arguments or {})
-        return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, **how)
+        begun = messages[-1]["role"] == "assistant"
+        how |= {"continue_final_message": True} if begun else {"add_generation_prompt": True}
+        return self.tokenizer.apply_chat_template(messages, **how, **dict(self.arguments or {}))
 
 
 def make_template(spec: str | Mapping[str, Any], tokenizer: Any, where: str = "prompt template") -> PromptTemplate:

@@ -53,7 +53,9 @@ class GradeStatus(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One verifiable question. `columns` keeps the other columns of its row, for user reward functions.
+    """One verifiable question. `columns` keeps the other columns of its row, for user reward functions. `messages` is
+    set when the data holds chat messages (``{"role", "content"}``); `problem` is then the last user message. `renamed`
+    holds the fields of ours that had another name in the data, under that name.
 
     >>> Question("q1", "What is 1+1?", "2", level=1).answer
     '2'
@@ -65,6 +67,8 @@ class Question:
     subject: str | None = None
     level: int | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
+    messages: tuple[Mapping[str, str], ...] = ()
+    renamed: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

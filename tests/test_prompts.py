@@ -168,3 +168,46 @@ def test_every_template_has_a_hint_and_a_folder_keeps_its_own(tmp_path):
 def test_a_hint_without_problem_or_answer_is_refused(hint):
     with pytest.raises(UserError, match="the hint must hold"):
         make_template({"kind": "text", "text": "{problem}", "hint": hint}, byte_tokenizer())
+
+
+CONVERSATION = (
+    {"role": "user", "content": "1+1?"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "2+2?"},
+)
+
+
+def conversation(*messages: dict[str, str]) -> Question:
+    return Question("q", "2+2?", "4", messages=messages or CONVERSATION)
+
+
+def test_chat_messages_are_put_as_they_are_and_their_ids_are_never_made_from_text_again():
+    tokenizer = byte_tokenizer(chat=CHAT, bos=True)
+    template = make_template({"kind": "chat", "user": "{problem} Box it.", "system": "Be brief."}, tokenizer)
+    turns = "<|user|>1+1?<|end|><|assistant|>2<|end|><|user|>2+2?<|end|><|assistant|>"
+    assert template.render(conversation()) == f"<s><|system|>Be brief.<|end|>{turns}"
+    expected = tokenizer.encode(template.render(conversation()), add_special_tokens=False)
+    assert list(template.ids(conversation())) == expected
+    own = ({"role": "system", "content": "Own."}, *CONVERSATION)
+    assert template.render(conversation(*own)) == f"<s><|system|>Own.<|end|>{turns}"
+
+
+def test_the_assistants_last_words_are_continued():
+    tokenizer = byte_tokenizer(chat=CHAT)
+    begun = conversation({"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "It is"})
+    template = make_template("chat", tokenizer)
+    assert template.render(begun).endswith("<|user|>2+2?<|end|><|assistant|>It is")
+    assert tokenizer.decode(template.ids(begun)).endswith("It is")
+
+
+def test_a_text_template_takes_one_user_message_only():
+    template = make_template("Q: {problem}", byte_tokenizer())
+    assert template.render(conversation({"role": "user", "content": "2+2?"})) == "Q: 2+2?"
+    with pytest.raises(UserError, match="question q: has 3 chat messages"):
+        template.ids(conversation())
+
+
+def test_a_hint_goes_into_the_last_question_of_a_conversation():
+    template = make_template({"kind": "chat", "hint": "{problem} It is {answer}."}, byte_tokenizer(chat=CHAT))
+    told = template.hinted(conversation())
+    assert [m["content"] for m in told.messages] == ["1+1?", "2", "2+2? It is 4."]

@@ -114,7 +114,12 @@ class QuestionData(RunData):
         start: offset into the order at which update 1 begins (the paper's ``--start``).
         order_seed: seed of the shuffled order. It is not the run's seed: matched arms see the same questions.
         columns: our field -> column of the file, e.g. ``{problem: question}``; null where they have our names.
-        split: split of a Hub dataset for training questions.
+        split: split of a folder's or Hub dataset's training questions.
+        validation_split: split of the validation questions.
+        where: column -> value or list of values; rows that have others are left out.
+        prepare: ``file.py:function`` that is given each row (a dict) and returns it, changed or not, or None to leave
+            it out.
+        stream: read Hub datasets as streams and stop after this many questions; null loads them whole.
         drop_empty_gold: leave questions out whose answer is empty, instead of refusing the pool.
         validation_batch: questions decoded together in validation; taken from ``model.eval_batch_size``.
 
@@ -136,6 +141,10 @@ class QuestionData(RunData):
         order_seed: int = 0,
         columns: dict[str, str] | None = None,
         split: str = "train",
+        validation_split: str = "train",
+        where: dict[str, Any] | None = None,
+        prepare: str | None = None,
+        stream: int | None = None,
         drop_empty_gold: bool = False,
         validation_batch: int = 64,
     ) -> None:
@@ -146,11 +155,16 @@ class QuestionData(RunData):
             )
         self.updates = updates
         self.validation_batch = validation_batch
-        questions = load_questions(train, columns=columns, split=split, drop_empty_gold=drop_empty_gold)
+        how: dict[str, Any] = {
+            "columns": columns,
+            "where": where,
+            "prepare": prepare,
+            "stream": stream,
+            "drop_empty_gold": drop_empty_gold,
+        }
+        questions = load_questions(train, split=split, **how)
         self.schedule = QuestionSchedule(questions, questions_per_update, order=order, start=start, seed=order_seed)
-        self.validation = (
-            load_questions(validation, columns=columns, drop_empty_gold=drop_empty_gold) if validation else ()
-        )
+        self.validation = load_questions(validation, split=validation_split, **how) if validation else ()
 
     def planned_questions(self) -> Iterator[Question]:
         for update in range(1, self.updates + 1):

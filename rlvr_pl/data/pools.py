@@ -13,10 +13,12 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from rlvr_pl.data.rows import Rows, chosen
 from rlvr_pl.errors import UserError
 from rlvr_pl.jsonl import iter_jsonl
 from rlvr_pl.types import Question
@@ -24,8 +26,7 @@ from rlvr_pl.types import Question
 FIELDS = ("uid", "problem", "answer", "subject", "level")
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv")
 
-Rows = Iterator[tuple[str, dict[str, Any]]]
-"""Rows with the place they come from: "file:line" where there are lines, else "file: row N"."""
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 _HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(:(?P<config>[\w.-]+))?(:(?P<split>[\w.\-\[\]:%+]+))?")
 _LEVEL = re.compile(r"\s*(?:level\s*)?(\d{1,3}|\?)\s*", re.IGNORECASE)
@@ -36,6 +37,9 @@ def load_questions(
     *,
     columns: Mapping[str, str] | None = None,
     split: str = "train",
+    where: Mapping[str, Any] | None = None,
+    prepare: str | None = None,
+    stream: int | None = None,
     drop_empty_gold: bool = False,
 ) -> list[Question]:
     """Read a set of questions that all have a gold answer.
@@ -44,8 +48,12 @@ def load_questions(
         name: ``embedded:train``, ``embedded:val350``, ``embedded:drift``, ``arithmetic:train``, ``arithmetic:val``; a
             JSON Lines, JSON (list of objects), Parquet or CSV file; a folder that `datasets` saved; or a data set on
             the Hugging Face hub as ``OWNER/NAME``, ``OWNER/NAME:CONFIG`` or ``OWNER/NAME:CONFIG:SPLIT``.
-        columns: our field -> column of the file, for the fields whose column has another name.
+        columns: our field -> column of the file, for the fields whose column has another name. A problem may be text
+            or a list of chat messages, ``{"role", "content"}`` each.
         split: split of a folder or hub data set.
+        where: column -> value or list of values; other rows are left out (see `rlvr_pl.data.rows.chosen`).
+        prepare: a function of the user's that changes a row or leaves it out, by its path (ditto).
+        stream: read a hub data set as a stream and stop after this many questions; None loads all of it.
         drop_empty_gold: leave out questions whose answer is empty, instead of refusing the set.
 
     Returns:
@@ -59,7 +67,7 @@ def load_questions(
         >>> len(questions), questions[0].answer.isdigit()
         (350, True)
     """
-    questions = read_questions(name, columns=columns, split=split)
+    questions = read_questions(name, columns=columns, split=split, where=where, prepare=prepare, stream=stream)
     empty = [q.uid for q in questions if not q.answer.strip()]
     if empty and not drop_empty_gold:
         raise UserError(f"{name}: empty gold answers: {listed(empty)}; set drop_empty_gold to leave these out")
@@ -69,7 +77,13 @@ def load_questions(
 
 
 def read_questions(
-    name: str | os.PathLike[str], *, columns: Mapping[str, str] | None = None, split: str = "train"
+    name: str | os.PathLike[str],
+    *,
+    columns: Mapping[str, str] | None = None,
+    split: str = "train",
+    where: Mapping[str, Any] | None = None,
+    prepare: str | None = None,
+    stream: int | None = None,
 ) -> list[Question]:
     """`load_questions` without its look at the golds: an answer may be the empty text."""
     name = os.fspath(name)
@@ -77,11 +91,18 @@ def read_questions(
     if colon and task in ("embedded", "arithmetic"):
         from rlvr_pl.data import arithmetic, walk
 
-        return (walk if task == "embedded" else arithmetic).questions(part)
+        rows = (walk if task == "embedded" else arithmetic).questions(part)
+        if not (where or prepare):
+            return rows
+        source = ((f"{name}: row {i}", {f: getattr(q, f) for f in FIELDS}) for i, q in enumerate(rows, 1))
+    else:
+        source = _rows(name, split, stream)
     read = _Reader(name, columns or {})
-    questions = [read(where, row) for where, row in _rows(name, split)]
+    questions = [read(place, row) for place, row in islice(chosen(source, where, prepare), stream)]
     if not questions:
-        raise UserError(f"{name}: no questions in it")
+        raise UserError(
+            f"{name}: no questions in it{' that data.where and data.prepare leave' * bool(where or prepare)}"
+        )
     _refuse_twice(name, [q.uid for q in questions])
     return questions
 
@@ -122,7 +143,7 @@ def listed(uids: list[str], limit: int = 5) -> str:
 # ---- rows of each format -------------------------------------------------------------------------------------------
 
 
-def _rows(name: str, split: str) -> Rows:
+def _rows(name: str, split: str, stream: int | None) -> Rows:
     path = Path(name)
     if path.suffix.lower() in SUFFIXES or os.path.lexists(name):
         if os.path.isdir(name):
@@ -142,7 +163,8 @@ def _rows(name: str, split: str) -> Rows:
     hub = _HUB_NAME.fullmatch(name)
     if hub is None:
         raise UserError(f"{name}: no such file (a data set on the hub is OWNER/NAME)")
-    return _data_set(lambda: _open_hub(hub["name"], hub["config"], hub["split"] or split), name)
+    streaming = stream is not None
+    return _data_set(lambda: _open_hub(hub["name"], hub["config"], hub["split"] or split, streaming), name)
 
 
 def _jsonl_rows(path: Path) -> Rows:
@@ -215,9 +237,11 @@ def _open_folder(path: Path, split: str) -> Any:
     return datasets.load_dataset(str(path), split=split)
 
 
-def _open_hub(name: str, config: str | None, split: str) -> Any:
+def _open_hub(name: str, config: str | None, split: str, streaming: bool) -> Any:
     import datasets
 
+    if streaming:
+        return datasets.load_dataset(name, config, split=split, streaming=True)
     return datasets.load_dataset(name, config, split=split)
 
 
@@ -234,6 +258,7 @@ class _Reader:
         self.columns = {field: columns.get(field, field) for field in FIELDS}
         self.needed = {field for field in FIELDS if field in columns} | {"problem", "answer"}
         self.count = 0
+        self.chat = False
 
     def __call__(self, where: str, row: dict[str, Any]) -> Question:
         if self.count == 0 and self.columns["uid"] in row:
@@ -244,6 +269,9 @@ class _Reader:
         if "uid" not in self.needed and self.columns["uid"] in row:
             raise UserError(f"{where}: has a {self.columns['uid']!r}, but the first row has none")
         values = {field: row.get(column) for field, column in self.columns.items()}
+        if self.count == 0:  # a column has one form, that of its first row
+            first = values["problem"]
+            self.chat = isinstance(first, list) and any(isinstance(m, Mapping) for m in first)
         used = set(self.columns.values())
         uid = (
             _text_field(where, self.columns["uid"], values["uid"])
@@ -253,6 +281,10 @@ class _Reader:
         self.count += 1
         if not uid:
             raise UserError(f"{where}: the uid is empty")
+        messages = ()
+        if self.chat:
+            messages = _messages(where, self.columns["problem"], values["problem"])
+            values["problem"] = next(m["content"] for m in reversed(messages) if m["role"] == "user")
         problem = _text_field(where, self.columns["problem"], values["problem"])
         if not problem.strip():
             raise UserError(f"{where}: the problem is empty")
@@ -264,11 +296,30 @@ class _Reader:
             subject=None if subject is None else _text_field(where, self.columns["subject"], subject),
             level=_level(where, self.columns["level"], values["level"]),
             columns={str(key): value for key, value in row.items() if key not in used},
+            messages=messages,
+            renamed={c: row[c] for f, c in self.columns.items() if f not in (c, "problem") and c in row},
         )
 
     def _missing(self, where: str, field: str, row: dict[str, Any]) -> None:
         column, there = self.columns[field], ", ".join(map(repr, list(row)[:8])) or "none"
         raise UserError(f"{where}: no column {column!r}; there are {there}; name yours with columns.{field}=NAME")
+
+
+def _messages(where: str, name: str, value: Any) -> tuple[Mapping[str, str], ...]:
+    """Chat messages, of which one at least is the user's."""
+    if not isinstance(value, list):
+        raise UserError(f"{where}: {name!r} must be a list of chat messages, as in the first row, not {_short(value)}")
+    found = []
+    for number, message in enumerate(value, 1):
+        if not isinstance(message, Mapping) or message.get("role") not in ROLES:
+            raise UserError(
+                f"{where}: {name!r}, message {number}: must be an object with a role ({', '.join(ROLES)}) and a content"
+            )
+        content = _text_field(where, f"{name}, message {number}, content", message.get("content"))
+        found.append({"role": message["role"], "content": content})
+    if not any(m["role"] == "user" for m in found):
+        raise UserError(f"{where}: {name!r} holds no message of the user")
+    return tuple(found)
 
 
 def _text_field(where: str, name: str, value: Any) -> str:

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import importlib.util
 import inspect
 import math
 import threading
-from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Sequence
 from typing import Any, ClassVar
 
 from rlvr_pl.errors import UserError
 from rlvr_pl.grading.base import Grader, GradeRequest
 from rlvr_pl.grading.extract import extract
 from rlvr_pl.types import Grade, GradeStatus
+from rlvr_pl.user_function import load_function, place
 
 
 class FunctionGrader(Grader):
-    """Rewards from ``function(completions=..., prompts=..., completion_ids=..., <column>=..., ...)``.
+    """Rewards from ``function(completions=..., prompts=..., completion_ids=..., <column>=..., ...)``, TRL's signature.
 
     Each argument is a list with one entry a completion: texts, prompt texts, token ids, whether each was ``truncated``
     by the length cap, and the columns of the questions (``uid``, ``problem``, ``answer``, ``subject``, ``level`` and
-    whatever the data holds). A function that takes no ``**kwargs`` is given the arguments that it names. It returns one
-    number a completion; None marks a completion as not scorable (reward NaN). It may be async.
+    whatever the data holds, by the data's own names). Where the data's prompts are chat messages, prompts and
+    completions are lists of messages too. A function that takes no ``**kwargs`` is given the arguments that it names.
+    It returns one number a completion; None marks a completion as not scorable (reward NaN). It may be async. Several
+    functions with weights are a `WeightedSum` of such graders.
 
     Raises UserError, with the function's name, for a path that cannot be loaded, an exception in the function, and
     anything but one finite number (or None) a completion.
@@ -46,7 +46,7 @@ class FunctionGrader(Grader):
     def __init__(self, path: str, correct_at: float = 1.0) -> None:
         self.path = path
         self.correct_at = correct_at
-        self._function = _load(path)
+        self._function = load_function(path, "reward function")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path, self.correct_at)
@@ -74,7 +74,9 @@ class FunctionGrader(Grader):
             if inspect.isawaitable(returned):
                 returned = _wait(returned)
         except Exception as error:
-            raise UserError(f"reward function {self.path}: raised {type(error).__name__}: {error}") from error
+            what = " ".join(str(error).split())
+            where = place(error, self._function)
+            raise UserError(f"reward function {self.path}: raised {type(error).__name__}: {what}{where}") from error
         return self._checked(returned, len(requests))
 
     def _checked(self, returned: Any, count: int) -> list[float | None]:
@@ -101,38 +103,19 @@ class FunctionGrader(Grader):
         return number
 
 
-def _load(path: str) -> Callable[..., Any]:
-    """The function behind an import path or a file."""
-    where, _, name = path.rpartition(":") if ":" in path else path.rpartition(".")
-    if not where or not name:
-        raise UserError(f"reward function {path!r}: write package.module:function or file.py:function")
-    try:
-        if where.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(Path(where).stem, where)
-            if spec is None or spec.loader is None or not Path(where).is_file():
-                raise UserError(f"reward function {path}: there is no file {where}")
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(where)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"reward function {path}: cannot import {where}: {error}") from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise UserError(f"reward function {path}: {where} has no function {name}")
-    return function
+def _spoken(request: GradeRequest) -> list[dict[str, str]]:
+    return [{"role": "assistant", "content": request.response}]
 
 
 def _arguments(requests: Sequence[GradeRequest]) -> dict[str, list[Any]]:
     questions = [r.question for r in requests]
-    columns = {name for q in questions for name in q.columns}
+    given = [{**q.renamed, **q.columns} for q in questions]
+    columns = {name for row in given for name in row}
     return {
-        **{name: [q.columns.get(name) for q in questions] for name in sorted(columns)},
+        **{name: [row.get(name) for row in given] for name in sorted(columns)},
         **{name: [getattr(q, name) for q in questions] for name in ("uid", "problem", "answer", "subject", "level")},
-        "completions": [r.response for r in requests],
-        "prompts": [r.prompt for r in requests],
+        "completions": [_spoken(r) if r.question.messages else r.response for r in requests],
+        "prompts": [[dict(m) for m in r.question.messages] or r.prompt for r in requests],
         "completion_ids": [list(r.token_ids) for r in requests],
         "truncated": [r.truncated for r in requests],
     }

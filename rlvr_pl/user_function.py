@@ -1,0 +1,50 @@
+"""Functions of the user's own, named by where they are."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlvr_pl.errors import UserError
+
+
+def load_function(path: str, what: str) -> Callable[..., Any]:
+    """The function behind ``package.module:function``, ``package.module.function`` or ``folder/file.py:function``.
+
+    `what` opens the error messages, for example "reward function". Raises UserError when there is no such function, or
+    its file cannot be imported.
+    """
+    where, _, name = path.rpartition(":") if ":" in path else path.rpartition(".")
+    if not where or not name:
+        raise UserError(f"{what} {path!r}: write package.module:function or file.py:function")
+    try:
+        if where.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(where).stem, where)
+            if spec is None or spec.loader is None or not Path(where).is_file():
+                raise UserError(f"{what} {path}: there is no file {where}")
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(where)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{what} {path}: cannot import {where}: {error}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UserError(f"{what} {path}: {where} has no function {name}")
+    return function
+
+
+def place(error: Exception, function: Callable[..., Any]) -> str:
+    """Where in the function's own file an error arose, as `` (file:line)``; empty when it is not known."""
+    code = getattr(function, "__code__", None)
+    found, frame = "", error.__traceback__
+    while code is not None and frame is not None:
+        if frame.tb_frame.f_code.co_filename == code.co_filename:
+            found = f" ({code.co_filename}:{frame.tb_lineno})"
+        frame = frame.tb_next
+    return found
