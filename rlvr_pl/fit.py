@@ -20,6 +20,7 @@ from rlvr_pl import __version__
 from rlvr_pl.callbacks.checkpoint import latest_checkpoint
 from rlvr_pl.data.module import RunData
 from rlvr_pl.errors import RunFailure, UserError
+from rlvr_pl.launch import agreed
 from rlvr_pl.mistakes import blame
 from rlvr_pl.module import RLVRModule
 from rlvr_pl.objectives.base import check_weights
@@ -27,6 +28,8 @@ from rlvr_pl.records import RunFolder, atomic_write_text
 from rlvr_pl.settings import FitCLI, quiet_lightning
 from rlvr_pl.types import Completion, Grade, GradeStatus, Rollout, StopReason, build_batch
 
+# What a resumed run may be told: on how many devices it goes on.
+WHERE = ("--trainer.devices", "--trainer.num_nodes", "--trainer.strategy", "--trainer.accelerator")
 PACKAGES = ("torch", "lightning", "transformers", "math-verify", "numpy")
 
 
@@ -34,16 +37,19 @@ def fit(argv: Sequence[str]) -> int:
     """Run ``rlvr-pl fit`` with these arguments and return the exit status. A user's mistake raises `UserError`."""
     with quiet_lightning():
         words = _expand_resume(list(argv))
-        cli = FitCLI(words, lambda config, text: settle(config, text, default_run(words, config)))
+        cli = FitCLI(words, lambda config, text: agreed(lambda: settle(config, text, default_run(words, config))))
         module, data = cli.model, cli.datamodule
         run = Run(cli.folder, cli.text, module, data, ["rlvr-pl", "fit", *argv])
         check_objective(module)
         check_data(module, data)
-        run.open(fresh=cli.checkpoint is None, replace=cli.config["overwrite"])
+        first = cli.trainer.is_global_zero
+        if first:
+            run.open(fresh=cli.checkpoint is None, replace=cli.config["overwrite"])
         try:
             cli.trainer.fit(module, datamodule=data, ckpt_path=cli.checkpoint, weights_only=True)
-            run.close()
-            print(run.outcome(), file=sys.stderr)
+            if first:
+                run.close()
+                print(run.outcome(), file=sys.stderr)
         except MisconfigurationException as error:  # what Lightning refuses when it begins
             raise UserError(" ".join(str(error).split())) from error
         except OSError as error:
@@ -57,7 +63,8 @@ def fit(argv: Sequence[str]) -> int:
                 raise
             raise UserError(blamed) from error
         finally:
-            run.release()
+            if first:
+                run.release()
             module.sampler.close()
             module.grader.close()
             run.folder.unlock()
@@ -256,17 +263,24 @@ def check_prompts(module: RLVRModule, data: RunData) -> None:
 
 
 def _expand_resume(argv: list[str]) -> list[str]:
-    """Put the config of a run to be resumed in front; the run's own settings are the only ones."""
-    for i, word in enumerate(argv):
-        if word == "--resume" or word.startswith("--resume="):
-            run = word.partition("=")[2] or (argv[i + 1] if i + 1 < len(argv) else "")
-            if len(argv) > i + (1 if "=" in word else 2) or i > 0:
-                raise UserError("--resume takes every setting from the run folder; give it no other argument")
-            config = Path(run) / "config.yaml"
-            if not config.is_file():
-                raise UserError(f"--resume {run}: no run to continue here (no config.yaml)")
-            return ["--config", str(config), "--resume", run]
-    return argv
+    """Put the config of a run to be resumed in front. The run's own settings are the only ones, but for the devices on
+    which it goes on: these change nothing of what it computes."""
+    at = next((i for i, word in enumerate(argv) if word.split("=")[0] == "--resume"), None)
+    if at is None:
+        return argv
+    inline = "=" in argv[at]
+    run = argv[at].partition("=")[2] if inline else argv[at + 1] if at + 1 < len(argv) else ""
+    rest = argv[:at] + argv[at + (1 if inline else 2) :]
+    words = [word for word in rest if word.startswith("--")]
+    if any(word.split("=")[0] not in WHERE for word in words) or (rest and not words):
+        raise UserError(
+            "--resume takes every setting from the run folder; give it no other argument (but where it goes on: "
+            f"{', '.join(WHERE)})"
+        )
+    config = Path(run) / "config.yaml"
+    if not config.is_file():
+        raise UserError(f"--resume {run}: no run to continue here (no config.yaml)")
+    return ["--config", str(config), "--resume", run, *rest]
 
 
 def _versions() -> dict[str, str]:

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +30,7 @@ from rlvr_pl.grading.base import Grader, GradeRequest
 from rlvr_pl.objectives.base import Objective, check_weights
 from rlvr_pl.policy import Policy, cast_weights
 from rlvr_pl.precision import BF16Precision
+from rlvr_pl.ranks import Ranks
 from rlvr_pl.records import RunFolder, atomic_write_text
 from rlvr_pl.sampling.base import Decoding, NonFiniteLogits, Sampler, SampleRequest
 from rlvr_pl.types import (
@@ -134,7 +136,7 @@ class RLVRModule(LightningModule):
         self.stopped_by: str | None = None  # "damage" or "time", set by the callback that ends the run early
         self.cost = dict.fromkeys(COSTS, 0)
         self._start: Policy | None = None
-        self._items: list[dict[str, Any]] = []
+        self._panel: list[Sequence[Question]] = []
         self._synced = False
         self._said_still = False
 
@@ -251,12 +253,22 @@ class RLVRModule(LightningModule):
                 rollouts[k * size : (k + 1) * size] = fresh[i * size : (i + 1) * size]
         return questions, rollouts
 
+    @property
+    def ranks(self) -> Ranks:
+        """The processes of the run, which share its rollouts."""
+        return Ranks.of(self.trainer)
+
     def _ask(self, questions: Sequence[Question], number: int, clock: StageClock, attempt: int = 0) -> list[Rollout]:
+        """A graded group for every question; each rank samples and grades its share of the rollouts."""
         with clock("sample"):
             self._sync()
-            prompts, completions = self._sample(questions, number, attempt)
-        with clock("grade"):
-            return self._grade(questions, prompts, completions)
+        asked, requests = self._requests(questions, number, attempt)
+        mine = self.ranks.part(len(requests))
+        rollouts = self.ranks.together(lambda: self._answered(asked[mine], requests[mine], mine.start, number, clock))
+        self.cost["prefill_tokens"] += sum(len(r.prompt_ids) for r in requests[:: self.group_size])
+        self.cost["sampled_tokens"] += sum(len(r.completion.token_ids) for r in rollouts)
+        self.cost["graded"] += len(rollouts)
+        return rollouts
 
     def _sync(self) -> None:
         """Give the sampler the current weights, if they have changed since it last got them."""
@@ -264,10 +276,10 @@ class RLVRModule(LightningModule):
             self.sampler.sync(self.policy)
             self._synced = True
 
-    def _sample(
+    def _requests(
         self, questions: Sequence[Question], number: int, attempt: int
-    ) -> tuple[list[tuple[int, ...]], list[Completion]]:
-        prompts: list[tuple[int, ...]] = []
+    ) -> tuple[list[Question], list[SampleRequest]]:
+        """What to draw, group after group, and the question of each."""
         requests: list[SampleRequest] = []
         seen: Counter[str] = Counter()
         for question in questions:
@@ -275,36 +287,41 @@ class RLVRModule(LightningModule):
             occurrence = seen[question.uid]
             seen[question.uid] += 1
             for sample in range(self.group_size):
-                prompts.append(prompt)
                 key = ("rollout", self.seed, number, attempt, question.uid, occurrence, sample)
                 requests.append(SampleRequest(prompt, key))
-        try:
-            completions = self.sampler.generate(requests, self.decoding)
-        except NonFiniteLogits as error:
-            i, drawn = error.request, Completion(error.token_ids, StopReason.LENGTH)
-            uid, text = questions[i // self.group_size].uid, self.policy.decode(error.token_ids)
-            rollout = Rollout(uid, i % self.group_size, prompts[i], drawn, text, Grade(GradeStatus.NO_ANSWER, math.nan))
-            raise self._stopped(error, number, [rollout]) from error
-        self.cost["prefill_tokens"] += sum(len(p) for p in prompts[:: self.group_size])
-        self.cost["sampled_tokens"] += sum(len(c.token_ids) for c in completions)
-        return prompts, completions
+        return [question for question in questions for _ in range(self.group_size)], requests
 
-    def _grade(
-        self, questions: Sequence[Question], prompts: Sequence[tuple[int, ...]], completions: Sequence[Completion]
+    def _answered(
+        self,
+        questions: Sequence[Question],
+        requests: Sequence[SampleRequest],
+        first: int,
+        number: int,
+        clock: StageClock,
     ) -> list[Rollout]:
-        texts = [self.policy.decode(c.token_ids) for c in completions]
-        asked = [questions[i // self.group_size] for i in range(len(completions))]
-        grades = self.grader.grade(
-            [
-                GradeRequest(text, q, self.policy.template.render(q), c.token_ids, c.stop_reason is StopReason.LENGTH)
-                for text, q, c in zip(texts, asked, completions)
-            ],
-            require_box=self.require_box,
-        )
-        self.cost["graded"] += len(grades)
+        """Rollouts `first`, `first` + 1, ... of the update, sampled and graded."""
+        with clock("sample"):
+            try:
+                completions = self.sampler.generate(requests, self.decoding)
+            except NonFiniteLogits as error:
+                i, drawn = error.request, Completion(error.token_ids, StopReason.LENGTH)
+                text, grade = self.policy.decode(error.token_ids), Grade(GradeStatus.NO_ANSWER, math.nan)
+                sample = (first + i) % self.group_size
+                rollout = Rollout(questions[i].uid, sample, requests[i].prompt_ids, drawn, text, grade)
+                raise self._stopped(error, number, [rollout]) from error
+        with clock("grade"):
+            texts = [self.policy.decode(c.token_ids) for c in completions]
+            render = self.policy.template.render
+            grades = self.grader.grade(
+                [
+                    GradeRequest(text, q, render(q), c.token_ids, c.stop_reason is StopReason.LENGTH)
+                    for text, q, c in zip(texts, questions, completions)
+                ],
+                require_box=self.require_box,
+            )
         return [
-            Rollout(q.uid, i % self.group_size, p, c, text, g)
-            for i, (q, p, c, text, g) in enumerate(zip(asked, prompts, completions, texts, grades))
+            Rollout(q.uid, i % self.group_size, r.prompt_ids, c, text, g)
+            for i, (q, r, c, text, g) in enumerate(zip(questions, requests, completions, texts, grades), first)
         ]
 
     def _prepare(self, batch: RolloutBatch, questions: dict[str, Question]) -> RolloutBatch:
@@ -323,14 +340,17 @@ class RLVRModule(LightningModule):
                 max_tokens=size,
                 temperature=self.logprob_temperature,
                 with_entropy="entropy" in needs,
+                ranks=self.ranks,
             )
             batch = batch.replace(old_logprobs=old if "old_logprobs" in needs else None, entropy=entropy)
         if "start_logprobs" in needs:
-            start, _ = measured(self.start_policy, batch, max_tokens=size, temperature=self.logprob_temperature)
+            heat = self.logprob_temperature
+            start, _ = measured(self.start_policy, batch, max_tokens=size, temperature=heat, ranks=self.ranks)
             batch = batch.replace(start_logprobs=start)
         if "sampling_entropy" in needs:
+            heat = self.decoding.temperature
             _, entropy = measured(
-                self.policy, batch, max_tokens=size, temperature=self.decoding.temperature, with_entropy=True
+                self.policy, batch, max_tokens=size, temperature=heat, with_entropy=True, ranks=self.ranks
             )
             batch = batch.replace(sampling_entropy=entropy)
         wishes = self.objective.requests(batch)
@@ -352,35 +372,41 @@ class RLVRModule(LightningModule):
                 cap = self.decoding.max_new_tokens - wish.position
                 requests.append(SampleRequest(batch.prompt_ids[wish.row] + head, key, cap))
                 heads.append(head)
-        completions = self.sampler.generate(requests, self.decoding)
         owners = [questions[batch.uids[wish.row]] for wish in wishes for _ in range(wish.count)]
-        grades = self.grader.grade(
-            [
-                GradeRequest(
-                    self.policy.decode(head + c.token_ids),
-                    q,
-                    self.policy.template.render(q),
-                    head + c.token_ids,
-                    c.stop_reason is StopReason.LENGTH,
-                )
-                for head, c, q in zip(heads, completions, owners)
-            ],
-            require_box=self.require_box,
-        )
-        self.cost["sampled_tokens"] += sum(len(c.token_ids) for c in completions)
+        mine = self.ranks.part(len(requests))
+
+        def continued() -> list[tuple[Completion, Grade]]:
+            completions = self.sampler.generate(requests[mine], self.decoding)
+            grades = self.grader.grade(
+                [
+                    GradeRequest(
+                        self.policy.decode(head + c.token_ids),
+                        q,
+                        self.policy.template.render(q),
+                        head + c.token_ids,
+                        c.stop_reason is StopReason.LENGTH,
+                    )
+                    for head, c, q in zip(heads[mine], completions, owners[mine])
+                ],
+                require_box=self.require_box,
+            )
+            return list(zip(completions, grades))
+
+        found = self.ranks.together(continued)
+        self.cost["sampled_tokens"] += sum(len(c.token_ids) for c, _ in found)
         self.cost["prefill_tokens"] += sum(len(batch.prompt_ids[w.row]) + w.position for w in wishes)
-        self.cost["graded"] += len(grades)
+        self.cost["graded"] += len(found)
         answers: list[Branch] = []
         done = 0
         for wish in wishes:
-            part = range(done, done + wish.count)
+            part = found[done : done + wish.count]
             done += wish.count
             answers.append(
                 Branch(
                     wish,
-                    tuple(grades[i].reward for i in part),
-                    tuple(completions[i].stop_reason is StopReason.LENGTH for i in part),
-                    sum(len(completions[i].token_ids) for i in part),
+                    tuple(grade.reward for _, grade in part),
+                    tuple(c.stop_reason is StopReason.LENGTH for c, _ in part),
+                    sum(len(c.token_ids) for c, _ in part),
                 )
             )
         return tuple(answers)
@@ -401,6 +427,7 @@ class RLVRModule(LightningModule):
             temperature=self.logprob_temperature,
             max_grad_norm=self.max_grad_norm,
             uniform_update=self.uniform_update,
+            ranks=self.ranks,
         )
         self._synced = self._synced and not result.stepped
         still = result.grad_norm > 0 and result.changed_share == 0
@@ -462,25 +489,36 @@ class RLVRModule(LightningModule):
 
     def on_validation_start(self) -> None:
         self._sync()
-        self._items = []
+        self._panel = []
 
     def validation_step(self, batch: Sequence[Question], batch_idx: int) -> None:
-        self._items += evaluate_batch(self.policy, self.sampler, self.grader, batch, self.eval_decoding)
+        self._panel.append(batch)
 
     def on_validation_epoch_end(self) -> None:
-        summary = summarize(self._items)
+        items = self.ranks.together(self._answer_panel)
+        summary = summarize(items)
         self.validation[self.updates_done] = summary["correct"]
         self.log_dict({f"val/{name}": float(value) for name, value in summary.items()}, batch_size=summary["n"])
+        sha256 = self.policy.weights_sha256()
+        if not self.trainer.is_global_zero:
+            return
         head = header(
             sampler=self.sampler,
             grader=self.grader,
             batch_size=self.eval_batch_size,
             decoding=self.eval_decoding,
             checkpoint=f"{self.policy.name} + {self.updates_done} updates",
-            sha256=self.policy.weights_sha256(),
+            sha256=sha256,
         )
         folder = RunFolder.of(self.trainer)
-        write_items(folder.items / f"val-{self.updates_done:06d}.jsonl", head, self._items)
+        write_items(folder.items / f"val-{self.updates_done:06d}.jsonl", head, items)
+
+    def _answer_panel(self) -> list[dict[str, Any]]:
+        """Item records of this rank's share of the panel, in whole batches: outcomes hang on what is decoded
+        together."""
+        mine = self._panel[self.ranks.part(len(self._panel))]
+        answer = partial(evaluate_batch, self.policy, self.sampler, self.grader, decoding=self.eval_decoding)
+        return [item for batch in mine for item in answer(batch)]
 
 
 def _uniform(group: Sequence[Rollout]) -> bool:

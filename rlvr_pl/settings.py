@@ -22,6 +22,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 
 import rlvr_pl.callbacks
 import rlvr_pl.grading
@@ -221,6 +222,7 @@ class FitCLI(LightningCLI):
         )
         trainer = super().instantiate_trainer(plugins=[self.config_init["precision"]], **kwargs)
         watch_engine(trainer, self.config_init["sampler"])
+        check_strategy(trainer.strategy)
         if silent and trainer.progress_bar_callback is not None:
             trainer.progress_bar_callback.disable()
         return trainer
@@ -246,6 +248,16 @@ def fit_parser() -> LightningArgumentParser:
 
 def _never(config: Any, text: str) -> tuple[RunFolder, Path | None]:
     raise AssertionError("nothing is parsed, so nothing is settled")
+
+
+def check_strategy(strategy: Strategy) -> None:
+    """UserError for a strategy under which an update would not be the same as in one process."""
+    copies = isinstance(strategy, DDPStrategy) and strategy._start_method == "popen"
+    if not copies and not isinstance(strategy, SingleDeviceStrategy):
+        raise UserError(
+            f"trainer.strategy {type(strategy).__name__}: choose ddp, with which every device has a whole copy of the "
+            "policy; sharded policies and started threads or forks are not supported"
+        )
 
 
 def watch_engine(trainer: Any, sampler: Sampler) -> None:

@@ -32,7 +32,7 @@ FLOORS = (
     ("data", "precision", "schedulers", "update", "module", "evaluation", "expert_iteration"),
     ("configs",),
     ("callbacks",),
-    ("fit", "settings", "analysis", "study", "report", "cli"),
+    ("fit", "launch", "settings", "analysis", "study", "report", "cli"),
 )
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
 
