@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -58,7 +58,7 @@ def fit(argv: Sequence[str]) -> int:
                 f"{module.updates_done}; once this is mended, continue it with --resume {run.folder.path}"
             ) from error
         except Exception as error:
-            blamed = blame(error, [module.objective, module.sampler, data, *cli.trainer.callbacks])
+            blamed = blame(error, [module.objective, module.sampler, data, *cast("Any", cli.trainer).callbacks])
             if blamed is None:
                 raise
             raise UserError(blamed) from error
