@@ -361,7 +361,9 @@ def _load_model(
         model: Any = _load_model(adapted, config, None, attn_implementation, trust_remote_code)
         with readable(f"{folder}: cannot load the adapter"):
             model = adapters.merge_folder(model, folder)
-        return model if dtype is None else model.to(getattr(torch, dtype))
+        if dtype is not None:
+            cast_weights(model, getattr(torch, dtype))
+        return model
     if not any(folder.glob("*.safetensors")):
         raise UserError(f"{folder}: no *.safetensors; weights are read in no other form (pickles can run code)")
     with quiet_transformers(), readable(f"{folder}: cannot load the model"):
