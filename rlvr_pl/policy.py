@@ -247,6 +247,11 @@ def make_policy(model: PreTrainedModel, tokenizer: Any, template: PromptTemplate
     )
 
 
+def best_device() -> str:
+    """Where a command computes: ``cuda`` if there is one, else ``cpu``."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
     """Cast the weights and leave the buffers. Rotary frequencies are a buffer: rounded to BF16 they turn far positions
     by whole radians, and the policy that trains would not be the one that its saved folder holds."""

@@ -48,10 +48,10 @@ def run(args: argparse.Namespace) -> Result:
     if args.save_contexts is not None and args.save_contexts.exists():
         raise UserError(f"--save-contexts {args.save_contexts}: the file exists; choose another name")
     from rlvr_pl.callbacks.drift import DriftMeter, drift_row
-    from rlvr_pl.policy import load_policy
+    from rlvr_pl.policy import best_device, load_policy
 
     with progress_console().status("start policy") as status:
-        start = load_policy(args.start, untie_embeddings=args.untie_embeddings)
+        start = load_policy(args.start, untie_embeddings=args.untie_embeddings, device=best_device())
         contexts = _contexts(args, start)
         if args.save_contexts is not None:
             contexts.save(args.save_contexts)
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> Result:
         rows: list[dict[str, Any]] = []
         for i, name in enumerate(args.checkpoints):
             status.update(f"checkpoint {i + 1} of {len(args.checkpoints)}: {name}")
-            policy = load_policy(name, untie_embeddings=args.untie_embeddings)
+            policy = load_policy(name, untie_embeddings=args.untie_embeddings, device=best_device())
             if policy.head.shape[0] != meter.vocabulary:
                 raise UserError(f"{name}: vocabulary of {policy.head.shape[0]}, but the start has {meter.vocabulary}")
             row = drift_row(meter, policy, name=name)

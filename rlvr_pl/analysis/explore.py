@@ -55,18 +55,15 @@ def open_explorer(args: argparse.Namespace, checkpoint: str | Path, hint: str | 
     check_sampling(args)
     from dataclasses import replace
 
-    import torch
-
     from rlvr_pl.expert_iteration.explorer import Explorer
     from rlvr_pl.grading import named_grader
-    from rlvr_pl.policy import load_policy
+    from rlvr_pl.policy import best_device, load_policy
     from rlvr_pl.prompts import make_template
     from rlvr_pl.sampling import named_sampler
     from rlvr_pl.sampling.base import Decoding
 
     grader, sampler = named_grader(args.grader), named_sampler(args.sampler, args.batch_tokens)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    policy = load_policy(checkpoint, untie_embeddings=args.untie_embeddings, device=device)
+    policy = load_policy(checkpoint, untie_embeddings=args.untie_embeddings, device=best_device())
     if hint is not None:
         policy = replace(policy, template=make_template({**policy.template.spec(), "hint": hint}, policy.tokenizer))
     decoding = Decoding(args.temperature, args.top_p, args.max_new_tokens or policy.default_max_new_tokens)
