@@ -26,6 +26,7 @@ _ROOMS = {
     "SignedMassStop": "stop_rules",
     "Snapshots": "snapshots",
     "TimeLimit": "time_limit",
+    "Tracker": "tracker",
     "UpdateCallback": "base",
     "Validation": "validation",
 }

@@ -51,7 +51,7 @@ class CompletionTable(UpdateCallback):
         table.add_column("credit", justify="right")
         table.add_column("answer / gold")
         table.add_column("class")
-        for i in self._rows(report):
+        for i in pick_rows(report, self.rollouts):
             rollout = report.rollouts[i]
             question = questions[rollout.uid]
             table.add_row(
@@ -64,18 +64,19 @@ class CompletionTable(UpdateCallback):
             )
         return table
 
-    def _rows(self, report: UpdateReport) -> list[int]:
-        """Best and worst of each group in turn, until there are enough."""
-        size = report.batch.group_size
-        groups = [range(start, start + size) for start in range(0, len(report.rollouts), size)]
-        order = [sorted(rows, key=lambda i: _rank(report.rollouts[i])) for rows in groups]
-        picked: list[int] = []
-        while len(picked) < min(self.rollouts, len(report.rollouts)):
-            for rows in order:
-                for end in (-1, 0):
-                    if rows:
-                        picked.append(rows.pop(end))
-        return picked[: self.rollouts]
+
+def pick_rows(report: UpdateReport, count: int) -> list[int]:
+    """Rows of an update's best and worst rollouts, of each group in turn, until there are `count` (or no more)."""
+    size = report.batch.group_size
+    groups = [range(start, start + size) for start in range(0, len(report.rollouts), size)]
+    order = [sorted(rows, key=lambda i: _rank(report.rollouts[i])) for rows in groups]
+    picked: list[int] = []
+    while len(picked) < min(count, len(report.rollouts)):
+        for rows in order:
+            for end in (-1, 0):
+                if rows:
+                    picked.append(rows.pop(end))
+    return picked[:count]
 
 
 def _rank(rollout: Rollout) -> tuple[float, int]:

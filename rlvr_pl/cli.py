@@ -36,6 +36,7 @@ COMMANDS = {
     "grade": "grade responses against golds",
     "splits": "cut a pool into validation, training order, panels and contexts",
     "objectives": "list every objective with its equation",
+    "reasoning-gym": "list the tasks of reasoning-gym, or show one",
     "schema": "write the JSON Schema of fit's configs, for editors",
     "import-gguf": "convert a GGUF file into a policy folder",
     "import-supplied": "convert a .pth checkpoint of the supplied recipe into a policy folder",

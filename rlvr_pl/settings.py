@@ -32,6 +32,7 @@ import rlvr_pl.sampling.vllm
 from rlvr_pl.config_file import read_config
 from rlvr_pl.configs import FOLDER
 from rlvr_pl.data.module import RunData
+from rlvr_pl.data.reasoning_gym import ReasoningGym
 from rlvr_pl.data.solutions import SolutionData
 from rlvr_pl.errors import UserError
 from rlvr_pl.grading.base import Grader
@@ -50,13 +51,14 @@ set_parsing_settings(instantiate_subclass_spec_in_any=False, import_path_denylis
 
 Settle = Callable[[Any, str], tuple[RunFolder, Path | None]]
 # Imported, so that the parser finds their classes by name.
-ROOMS = (rlvr_pl.grading, rlvr_pl.objectives, rlvr_pl.sampling.torch, rlvr_pl.sampling.vllm, SolutionData)
+ROOMS = (rlvr_pl.grading, rlvr_pl.objectives, ReasoningGym, rlvr_pl.sampling.torch, rlvr_pl.sampling.vllm, SolutionData)
 CALLBACKS: dict[str, type] = {name: getattr(rlvr_pl.callbacks, name) for name in rlvr_pl.callbacks.__all__}
 # Callbacks of every run, in the order in which they see an update; RunRecord and checkpoints come last.
 STANDING = {
     "progress": CALLBACKS["RunProgress"],
     "rollout_stats": CALLBACKS["RolloutStats"],
     "recorder": CALLBACKS["RolloutRecorder"],
+    "tracker": CALLBACKS["Tracker"],
     "validation": CALLBACKS["Validation"],
     "time_limit": CALLBACKS["TimeLimit"],
     "checkpoint": CALLBACKS["RunCheckpoint"],
@@ -99,6 +101,23 @@ ELSEWHERE = {
     "enable_checkpointing": "checkpoints are timed by checkpoint.every_n_updates",
     "default_root_dir": "the folder of a run is --run",
 }
+# Lightning's callbacks that cannot do here what they do elsewhere, and why.
+REFUSED = {
+    "StochasticWeightAveraging": "it averages over epochs, and a run is one epoch",
+    "WeightAveraging": "it swaps weights behind the sampler, which would validate with the old ones",
+    "EMAWeightAveraging": "it swaps weights behind the sampler, which would validate with the old ones",
+    "GradientAccumulationScheduler": "an update is one batch, whose size is data.questions_per_update; micro-batches "
+    "accumulate within it (model.micro_batch_tokens)",
+    "ModelCheckpoint": "checkpoints are timed by checkpoint.every_n_updates, snapshots by the callback Snapshots",
+    "OnExceptionCheckpoint": "checkpoints are timed by checkpoint.every_n_updates",
+    "Timer": "the time limit of a run is time_limit.limit",
+    "BatchSizeFinder": "an update is as large as data.questions_per_update x model.group_size says",
+    "LearningRateFinder": "it trains by losses of its own batches, and here a batch is sampled",
+    "BaseFinetuning": "it freezes layers by epochs; to train a part of the weights set policy.peft",
+    "BackboneFinetuning": "it freezes layers by epochs; to train a part of the weights set policy.peft",
+}
+# Where loggers write unless told otherwise: not in the current folder, but in the run's.
+NOWHERE = (None, ".", "./mlruns")
 HUSHED = (
     ".*does not have many workers.*",
     ".*dataloader is not resumable.*",
@@ -183,6 +202,7 @@ class FitCLI(LightningCLI):
         for name, instead in ELSEWHERE.items():
             if config.trainer[name] != self.parser.get_default(f"trainer.{name}"):
                 raise UserError(f"trainer.{name}: {instead}; leave this unset")
+        refuse_unfit(config)
         if config.start is not None:
             config.policy.name = config.start
         for line in dict.fromkeys(line for given in self._given for line in left_out(given, config)):
@@ -193,6 +213,12 @@ class FitCLI(LightningCLI):
         self.text = self.parser.dump(stored, skip_none=False, skip_validation=True)
         self.folder, self.checkpoint = self._settle(config, self.text)
         config.trainer.default_root_dir = str(self.folder.path)
+        for spec in specs(config.trainer.logger):
+            if spec.get("init_args", {}).get("save_dir", "elsewhere") in NOWHERE:
+                mlflow = spec.class_path.endswith("MLFlowLogger")
+                spec.init_args.save_dir = str(self.folder.path / ("mlruns" if mlflow else ""))
+                if mlflow:  # which refuses a store of files unless told that it is meant
+                    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
 
     def instantiate_classes(self) -> None:
         try:
@@ -226,6 +252,26 @@ class FitCLI(LightningCLI):
         if silent and trainer.progress_bar_callback is not None:
             trainer.progress_bar_callback.disable()
         return trainer
+
+
+def specs(value: Any) -> list[Any]:
+    """The classes that a setting names: none, one, or a list of them."""
+    found = value if isinstance(value, list) else [value]
+    return [spec for spec in found if spec is not None and not isinstance(spec, (bool, str)) and "class_path" in spec]
+
+
+def refuse_unfit(config: Any) -> None:
+    """Refuse classes of Lightning's that a run cannot use, with the reason."""
+    for spec in specs(config.trainer.callbacks):
+        name = spec.class_path.rpartition(".")[2]
+        if name in REFUSED and not spec.class_path.startswith("rlvr_pl."):
+            raise UserError(f"trainer.callbacks {name}: {REFUSED[name]}; leave it out")
+    scheduler = config.get("lr_scheduler")
+    if scheduler is not None and scheduler.class_path.endswith("ReduceLROnPlateau"):
+        raise UserError(
+            "lr_scheduler ReduceLROnPlateau: waits for a figure, and rates here are a function of the update; choose "
+            "WarmupCosine, LinearLR (a warm-up) or another of torch.optim.lr_scheduler"
+        )
 
 
 class _Built(Exception):

@@ -101,6 +101,14 @@ class RunData(LightningDataModule):
             )
 
 
+def check_counts(updates: int, questions_per_update: int) -> None:
+    """Raise UserError unless both are at least 1."""
+    if updates < 1 or questions_per_update < 1:
+        raise UserError(
+            f"data.updates is {updates}, data.questions_per_update {questions_per_update}: both must be at least 1"
+        )
+
+
 class QuestionData(RunData):
     """Training and validation questions.
 
@@ -149,12 +157,8 @@ class QuestionData(RunData):
         validation_batch: int = 64,
     ) -> None:
         super().__init__()
-        if updates < 1 or questions_per_update < 1:
-            raise UserError(
-                f"data.updates is {updates}, data.questions_per_update {questions_per_update}: both must be at least 1"
-            )
-        self.updates = updates
-        self.validation_batch = validation_batch
+        self.updates, self.validation_batch = updates, validation_batch
+        check_counts(updates, questions_per_update)
         how: dict[str, Any] = {
             "columns": columns,
             "where": where,

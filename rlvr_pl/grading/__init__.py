@@ -12,6 +12,7 @@ from rlvr_pl.grading.base import Grader, GradeRequest
 from rlvr_pl.grading.exact import ExactGrader
 from rlvr_pl.grading.function import FunctionGrader
 from rlvr_pl.grading.math_grader import MathGrader
+from rlvr_pl.grading.reasoning_gym import ReasoningGymGrader
 from rlvr_pl.grading.shaping import FormatReward, SoftOverlong, WeightedSum
 from rlvr_pl.grading.supplied import SuppliedGrader
 from rlvr_pl.types import Grade, Question
@@ -23,6 +24,7 @@ __all__ = [
     "GradeRequest",
     "Grader",
     "MathGrader",
+    "ReasoningGymGrader",
     "SoftOverlong",
     "SuppliedGrader",
     "WeightedSum",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -15,8 +17,10 @@ jsonschema = pytest.importorskip("jsonschema", reason="the package jsonschema is
 
 @pytest.fixture(scope="module")
 def schema(tmp_path_factory):
+    """Made in a fresh process: Lightning makes optimizer classes while it trains, which have no import path."""
     out = tmp_path_factory.mktemp("schema") / "rlvr-pl.schema.json"
-    assert main(["schema", "--out", str(out)]) == 0
+    code = "import sys; from rlvr_pl.cli import main; sys.exit(main(sys.argv[1:]))"
+    subprocess.run([sys.executable, "-c", code, "schema", "--out", str(out)], check=True)
     found = json.loads(out.read_text())
     jsonschema.Draft202012Validator.check_schema(found)
     return found
