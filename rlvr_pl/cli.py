@@ -32,6 +32,7 @@ COMMANDS = {
     "rationalize": "bridge hinted rationales to solutions of questions never solved",
     "expert-iteration": "rounds of search, rationalization and distillation, with reports",
     "cost": "costs of runs side by side, and which of them are matched",
+    "export": "make a folder with a model card from a run, and upload it if asked",
     "export-rollouts": "make the compact public records of a run's rollouts",
     "grade": "grade responses against golds",
     "splits": "cut a pool into validation, training order, panels and contexts",
