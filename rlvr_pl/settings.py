@@ -314,13 +314,13 @@ def watch_engine(trainer: Any, sampler: Sampler) -> None:
 
 
 def fresh_classes(words: Sequence[str]) -> list[str]:
-    """Clear a slot before a flag or a later config file names another class for it than stood there.
+    """Clear a slot before a flag or a config file names another class for it than stood there, the default included.
 
     The parser would carry over the old class's arguments wherever the new one has arguments of the same names, so that
     `ORLMask` over a config of `GRPO` would not mask.
     """
     out: list[str] = []
-    current: dict[str, str] = {}
+    current = {slot: _class_path(DEFAULTS[slot]).rpartition(".")[2] for slot in SLOTS}
     for i, word in enumerate(words):
         flag, equals, value = word.partition("=")
         value = value if equals or i + 1 == len(words) else words[i + 1]

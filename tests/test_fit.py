@@ -267,6 +267,14 @@ def test_another_class_begins_with_its_own_defaults(tmp_path, capsys):
     assert arm.objective.init_args.mask_truncated is True
 
 
+@pytest.mark.parametrize("form", ["flag", "config"])
+def test_a_class_in_place_of_the_default_begins_with_its_own_defaults(tmp_path, form):
+    """The default objective is GRPO, whose aggregation is token-sum."""
+    (tmp_path / "arm.yaml").write_text("objective: {class_path: BNPO}\n")
+    config, _ = parsed(["--objective=BNPO"] if form == "flag" else ["--config", str(tmp_path / "arm.yaml")])
+    assert config.objective.init_args.aggregation == "token-mean"
+
+
 def test_the_same_class_keeps_what_the_config_says(tmp_path):
     (tmp_path / "arm.yaml").write_text("objective: {class_path: GRPO, init_args: {mask_truncated: true}}\n")
     words = ["--config", str(tmp_path / "arm.yaml"), "--objective", "GRPO", "--objective.scale", "none"]

@@ -141,8 +141,8 @@ def intro(facts: dict[str, Any]) -> list[str]:
         lines += [
             "",
             f"Greedy accuracy on the run's {found['n']} held-out questions: {found['before']} before, {found['after']} "
-            f"after ({found['delta_pp']:+.1f} pp, paired 95% interval {found['ci_low']:+.1f} to {found['ci_high']:+.1f} "
-            "over items; one training seed). The same questions were watched during the run.",
+            f"after: {found['delta_pp']:+.1f} pp, 95% interval [{found['ci_low']:+.1f}, {found['ci_high']:+.1f}] over "
+            "items, paired, of one training seed. The same questions were watched during the run.",
         ]
     return lines
 

@@ -174,7 +174,7 @@ REFUSED = {
         "mask: {model: {max_new_tokens: 30}}": "not matched: model.max_new_tokens is 24 and 30",
         "mask: {policy: {untie_embeddings: true}}": "not matched: policy.untie_embeddings is False and True",
         "mask: {validation: {every_n_updates: 1}}": "not matched: validation.every_n_updates is 2 and 1",
-        "mask: {objective: {init_args: {mask: true}}}": "arm mask: --objective",
+        "mask: {objective: {init_args: {mask: true}}}": "arm mask: GRPO has no setting 'mask'",
     },
     "panel: embedded:drift": {"panel: null": "panel: a study needs held-out questions"},
     "criterion: {window: 2}": {"budget: {rollouts: 31}": "a run has 32 rollouts, over the budget of 31"},
