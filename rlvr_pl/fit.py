@@ -58,7 +58,9 @@ def fit(argv: Sequence[str]) -> int:
                 f"{module.updates_done}; once this is mended, continue it with --resume {run.folder.path}"
             ) from error
         except Exception as error:
-            blamed = blame(error, [module.objective, module.sampler, data, *cast("Any", cli.trainer).callbacks])
+            graders = [module.grader, *getattr(module.grader, "graders", ())]
+            parts = [module.objective, module.sampler, data, *graders, *cast("Any", cli.trainer).callbacks]
+            blamed = blame(error, parts)
             if blamed is None:
                 raise
             raise UserError(blamed) from error

@@ -2,7 +2,7 @@
 
 The policy is the run's final snapshot, or the one of --snapshot. An adapter stays one unless --merge makes plain
 weights of it (FP32, unless --dtype says otherwise). With --push-to the folder is uploaded to the Hugging Face hub;
-without it nothing leaves the machine.
+without it, or where HF_HUB_OFFLINE is set, nothing leaves the machine.
 
 JSON keys: folder, card, snapshot, merged, dtype, pushed_to (null: nothing was uploaded).
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=("bfloat16", "float16", "float32"), help="of the weights (default: as saved)"
     )
-    parser.add_argument("--push-to", metavar="NAME", help="upload the folder to OWNER/NAME on the hub")
+    parser.add_argument("--push-to", metavar="NAME", help="upload the folder to NAME or OWNER/NAME on the hub")
     parser.add_argument("--private", action="store_true", help="make the uploaded repository a private one")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing --out")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout, and nothing else")
@@ -42,8 +43,8 @@ def run(args: argparse.Namespace) -> Result:
     if not source.is_dir():
         there = ", ".join(sorted(p.name for p in folder.snapshots.glob("[!.]*"))) or "none"
         raise UserError(f"{args.run}: no snapshot {args.snapshot!r}; there are {there}")
-    if args.push_to is not None and args.push_to.count("/") != 1:
-        raise UserError(f"--push-to {args.push_to}: write OWNER/NAME")
+    if args.push_to is not None and (not args.push_to.strip("/") or args.push_to.count("/") > 1):
+        raise UserError(f"--push-to {args.push_to}: write NAME or OWNER/NAME")
     if out.exists() and not args.overwrite:
         raise UserError(f"--out {out}: exists; choose another folder or pass --overwrite")
     if out.exists() and not any((out / file).is_file() for file in ("config.json", "adapter_config.json")):
@@ -62,18 +63,21 @@ def run(args: argparse.Namespace) -> Result:
     facts["form"] = "an adapter (peft)" if adapter and not args.merge else "full weights"
     facts["dtype"] = dtype_of(out)
     (out / "README.md").write_text(card(args.push_to or folder.path.name, facts), encoding="utf-8")
-    if args.push_to is not None:
-        push(out, args.push_to, args.private)
+    online = os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("", "0", "false", "no", "off")
+    pushed = push(out, args.push_to, args.private) if args.push_to is not None and online else None
     data = {
         "folder": str(out),
         "card": str(out / "README.md"),
         "snapshot": args.snapshot,
         "merged": adapter and args.merge,
         "dtype": facts["dtype"],
-        "pushed_to": args.push_to,
+        "pushed_to": pushed,
     }
     notes = [f"{out}: {facts['form']}, {facts['dtype']}, with a model card in README.md"]
-    notes += [f"uploaded to {args.push_to}"] if args.push_to else []
+    if pushed is not None:
+        notes.append(f"uploaded to {pushed}")
+    elif args.push_to is not None:
+        notes.append(f"HF_HUB_OFFLINE is set, so nothing was uploaded; later: hf upload {args.push_to} {out}")
     return Result(data, notes=notes)
 
 
@@ -166,14 +170,16 @@ def use(name: str) -> list[str]:
     ]
 
 
-def push(folder: Path, name: str, private: bool) -> None:
-    """Upload the folder. Raises RunFailure, the folder kept, when the hub cannot be reached or refuses."""
+def push(folder: Path, name: str, private: bool) -> str:
+    """Upload the folder and return the full name that it has there. Raises RunFailure, the folder kept, when the hub
+    cannot be reached or refuses."""
     from huggingface_hub import HfApi
 
     try:
         api = HfApi()
-        api.create_repo(name, private=private, exist_ok=True)
-        api.upload_folder(repo_id=name, folder_path=str(folder))
+        full = api.create_repo(name, private=private, exist_ok=True).repo_id
+        api.upload_folder(repo_id=full, folder_path=str(folder))
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise RunFailure(f"{folder} is ready, but was not uploaded to {name}: {reason}") from error
+    return full

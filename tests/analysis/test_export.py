@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -74,6 +75,7 @@ def test_upload_only_when_asked(runs, tmp_path, capsys, monkeypatch):
     class Api:
         def create_repo(self, name, private, exist_ok):
             calls.append(("repo", name, private))
+            return SimpleNamespace(repo_id=name if "/" in name else f"me/{name}")
 
         def upload_folder(self, repo_id, folder_path):
             calls.append(("upload", repo_id, folder_path))
@@ -83,15 +85,19 @@ def test_upload_only_when_asked(runs, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
     out = tmp_path / "out"
     exported(capsys, runs / "full", "--out", out)
+    again = [runs / "full", "--out", out, "--overwrite"]
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert exported(capsys, *again, "--push-to=me/policy")["pushed_to"] is None
     assert calls == []
-    assert (
-        exported(capsys, runs / "full", "--out", out, "--overwrite", "--push-to=me/policy")["pushed_to"] == "me/policy"
-    )
-    assert calls == [("repo", "me/policy", False), ("upload", "me/policy", str(out))]
     assert "\n# me/policy\n" in (out / "README.md").read_text()
-    assert main(["export", str(runs / "full"), "--out", str(out), "--overwrite", "--push-to=me/broken"]) == 1
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    assert exported(capsys, *again, "--push-to=policy")["pushed_to"] == "me/policy"
+    assert calls == [("repo", "policy", False), ("upload", "me/policy", str(out))]
+    assert exported(capsys, *again, "--push-to=me/policy", "--private")["pushed_to"] == "me/policy"
+    assert calls[2] == ("repo", "me/policy", True)
+    assert main(["export", *map(str, again), "--push-to=me/broken"]) == 1
     assert "is ready, but was not uploaded to me/broken: no network" in capsys.readouterr().err
-    assert main(["export", str(runs / "full"), "--out", str(out), "--overwrite", "--push-to=policy"]) == 2
+    assert main(["export", *map(str, again), "--push-to=a/b/c"]) == 2
 
 
 def test_what_is_no_run_or_snapshot_is_refused(runs, tmp_path, capsys):

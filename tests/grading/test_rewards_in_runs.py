@@ -68,6 +68,26 @@ def test_several_rewards_with_weights_and_the_ready_made_ones(folder):
     assert float(figures["reward"]) == pytest.approx(sum(r["reward"] for r in rows) / 4)
 
 
+def test_a_failing_grader_class_is_one_line_too(folder, capsys):
+    (folder / "run_grader.py").write_text(
+        textwrap.dedent("""
+        from rlvr_pl.grading import Grader
+
+        class Broken(Grader):
+            def grade(self, requests, *, require_box):
+                return [request.nothing for request in requests]
+        """)
+    )
+    (folder / "sum.yaml").write_text(
+        "grader: {class_path: WeightedSum, init_args: {graders: [{class_path: run_grader.Broken}]}}"
+    )
+    for number, words in enumerate((["--grader=run_grader.Broken"], ["--config=sum.yaml"])):
+        assert main([*WORDS, *words, f"--run=r{number}"]) == 2
+        last = capsys.readouterr().err.strip().splitlines()[-1]
+        assert last.startswith("rlvr-pl: Broken (") and "run_grader.py:6, in " in last
+        assert json.loads((folder / f"r{number}" / "run.json").read_text())["state"] == "stopped"
+
+
 def test_a_failing_reward_is_one_line_and_the_run_is_stopped(folder, capsys):
     assert main([*WORDS, "--grader=FunctionGrader", "--grader.path=run_rewards.py:fails", "--run=r"]) == 2
     last = capsys.readouterr().err.strip().splitlines()[-1]
