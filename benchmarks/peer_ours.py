@@ -52,7 +52,13 @@ class EvenGrader(Grader):
 class StageProfiler(Profiler):
     """Hands CPU-seconds of the update's stages to the worker."""
 
-    names: ClassVar = {"rlvr.sample": "generation", "rlvr.grade": "grading", "rlvr.weigh": "weights"}
+    names: ClassVar = {
+        "rlvr.sample": "generation",
+        "rlvr.grade": "grading",
+        "rlvr.weigh": "weights",
+        "rlvr.gradient": "gradient",
+        "rlvr.optimizer": "optimizer",
+    }
 
     def __init__(self, worker: Worker) -> None:
         super().__init__()

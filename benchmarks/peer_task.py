@@ -125,12 +125,10 @@ class Worker:
         self._memory = 0.0
 
     def turn(self, **facts: Any) -> dict[str, Any]:
-        """Answer the last command with its cost and these facts, and wait for the next one."""
+        """Answer the last command with its cost and these facts, and wait for the next one. Memory is what was added to
+        that before the first update, or before the last one whose command said ``again``."""
         if self._began is None:
-            ctypes.CDLL(None).malloc_trim(0)
-            with contextlib.suppress(OSError):
-                Path("/proc/self/clear_refs").write_text("5")  # the peak of resident memory starts from here
-            self._memory = resident("VmRSS")
+            self._count_memory()
         else:
             facts |= {
                 "cpu": time.process_time() - self._began,
@@ -141,9 +139,18 @@ class Worker:
         line = sys.stdin.readline()
         if not line:
             os._exit(0)
+        command = json.loads(line)
+        if command.get("again"):
+            self._count_memory()
         self._stages: dict[str, float] = {}
         self._began = time.process_time()
-        return json.loads(line)
+        return command
+
+    def _count_memory(self) -> None:
+        ctypes.CDLL(None).malloc_trim(0)
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")  # the peak of resident memory starts from here
+        self._memory = resident("VmRSS")
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:

@@ -6,7 +6,9 @@
 Every implementation is a process of its own with one thread, asked for one update at a time (A B C A B C ...), with the
 same weights, questions, group size, lengths, decoding and reward. First each peer learns from rollouts that ours drew:
 rewards, loss and gradient norm must agree, or nothing is measured. Figures are medians of process CPU-seconds an
-update, and the most resident memory that updates added, optimizer state included.
+update. Memory is resident memory, on every side alike: "added" is the peak over all updates less what the process held
+before its first (weights, libraries), so it has the two moments of AdamW and the gradient in it, three times the
+weights; "over state" is the peak of one more update less what the process held before that one, moments included.
 
 Cases: 4 questions x 8 completions at temperature 0.8, FP32 (with --bf16: TRL's autocast, our FP32 masters).
   tiny64-128    64 tokens of vocabulary, 4 layers of 128; 128 new tokens each, top-p 0.9
@@ -51,6 +53,7 @@ class Implementation:
         self.name = name
         self.version: str = self._answer()["version"]
         self.rounds: list[dict[str, Any]] = []
+        self.over_state = math.nan
 
     def update(self, **command: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -108,11 +111,14 @@ def figures(implementation: Implementation) -> dict[str, float]:
         return statistics.median(map(value, rounds))
 
     parts = {stage: median(lambda r, s=stage: r["stages"][s]) for stage in rounds[0]["stages"] if stage != "generation"}
+    if "forward" in parts:  # ours is one: the gradient of the head is known in its forward
+        parts["gradient"] = median(lambda r: r["stages"]["forward"] + r["stages"]["backward"])
     return {
         "update": median(lambda r: r["cpu"]),
         "generation": median(lambda r: r["stages"]["generation"]),
         "learning": median(lambda r: r["cpu"] - r["stages"]["generation"]),
         "added_mib": max(r["added_mib"] for r in rounds),
+        "over_state_mib": implementation.over_state,
         "tokens": statistics.mean(r["tokens"] for r in rounds),
     } | {f"of which {name}": value for name, value in parts.items()}
 
@@ -132,6 +138,8 @@ def measure(case: str, names: list[str], args: argparse.Namespace) -> dict[str, 
                     implementation.rounds.append(report)
             if sys.stderr.isatty():
                 print(f"peers: {case}, round {run} of {args.runs}", file=sys.stderr)
+        for implementation in implementations:
+            implementation.over_state = implementation.update(again=True)["added_mib"]
     finally:
         for implementation in implementations:
             implementation.close()
@@ -146,7 +154,10 @@ def measure(case: str, names: list[str], args: argparse.Namespace) -> dict[str, 
         "ours": stages["ours"]["update"],
         "peers": seconds | absent,
         "ratio": {name: stages["ours"]["update"] / x for name, x in seconds.items()} | absent,
-        "memory_ratio": {p.name: stages["ours"]["added_mib"] / stages[p.name]["added_mib"] for p in peers},
+        "memory_ratio": {
+            kind: {p.name: stages["ours"][kind] / stages[p.name][kind] for p in peers}
+            for kind in ("added_mib", "over_state_mib")
+        },
         "stages": stages,
         "agreement": agreement,
     }
@@ -157,7 +168,7 @@ def table(result: dict[str, Any]) -> str:
     stages = result["stages"]
     names = list(stages)
     versions = ", ".join(f"{name} {result['versions'][name]}" for name in names)
-    rows = ["update", "generation", "learning", "added_mib", "tokens"]
+    rows = ["update", "generation", "learning", "added_mib", "over_state_mib", "tokens"]
     rows[3:3] = dict.fromkeys(row for name in names for row in stages[name] if row.startswith("of which"))
     lines = [
         f"{result['case']}, {result['dtype']}, medians of {result['runs']} interleaved updates ({versions})\n",
@@ -166,10 +177,11 @@ def table(result: dict[str, Any]) -> str:
     ]
     for row in rows:
         values = [stages[name].get(row, math.nan) for name in names]
-        form = "{:.0f}" if row in ("added_mib", "tokens") else "{:.3f}"
+        form = "{:.0f}" if row in ("added_mib", "over_state_mib", "tokens") else "{:.3f}"
         cells = ["" if math.isnan(x) else form.format(x) for x in values]
         ratios = ["" if math.isnan(values[0] / x) else f"{values[0] / x:.3f}" for x in values[1:]]
-        lines.append(f"| {row.replace('added_mib', 'added MiB')} | " + " | ".join([*cells, *ratios]) + " |")
+        title = row.replace("_mib", " MiB").replace("_", " ")
+        lines.append(f"| {title} | " + " | ".join([*cells, *ratios]) + " |")
     return "\n".join(lines) + "\n"
 
 

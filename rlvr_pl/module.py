@@ -22,6 +22,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from rlvr_pl.allocator import keep_freed_memory
 from rlvr_pl.core.weights import signed_mass
 from rlvr_pl.cost import COSTS
 from rlvr_pl.errors import UserError
@@ -143,6 +144,7 @@ class RLVRModule(LightningModule):
     # ---- set-up ----------------------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
+        keep_freed_memory()
         if "start_logprobs" in self.objective.needs:
             _ = self.start_policy
 
@@ -159,8 +161,14 @@ class RLVRModule(LightningModule):
         return self._start
 
     def configure_optimizers(self) -> Any:
-        """AdamW of the supplied recipe; the command line's ``--optimizer`` and ``--lr_scheduler`` take its place."""
-        return torch.optim.AdamW(self.model.parameters(), lr=1e-5, weight_decay=0.01)
+        """AdamW of the supplied recipe; the command line's ``--optimizer`` and ``--lr_scheduler`` take its place.
+
+        Fused for FP32 weights: one pass over them, without temporaries. On BF16 weights it would round less often than
+        the supplied recipe does.
+        """
+        parameters = list(self.model.parameters())
+        wide = all(p.dtype == torch.float32 for p in parameters)
+        return torch.optim.AdamW(parameters, lr=1e-5, weight_decay=0.01, fused=wide or None)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["rlvr"] = {
@@ -428,6 +436,7 @@ class RLVRModule(LightningModule):
             max_grad_norm=self.max_grad_norm,
             uniform_update=self.uniform_update,
             ranks=self.ranks,
+            span=self._profile,
         )
         self._synced = self._synced and not result.stepped
         still = result.grad_norm > 0 and result.changed_share == 0

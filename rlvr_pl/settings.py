@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 
 import rlvr_pl.callbacks
@@ -83,6 +85,12 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "enable_model_summary": False,
     "log_every_n_steps": 1,
     "use_distributed_sampler": False,
+}
+# Profilers by name, with rows enough that no stage of an update drops out of their tables.
+PROFILERS: dict[str, Callable[..., Any]] = {
+    "simple": partial(SimpleProfiler, extended=True),
+    "advanced": AdvancedProfiler,
+    "pytorch": partial(PyTorchProfiler, row_limit=-1, sort_by_key="cpu_time_total"),
 }
 # What Lightning would refuse, or worse, half follow, in a module that steps by itself.
 ELSEWHERE = {
@@ -242,6 +250,10 @@ class FitCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         if self.config.trainer.logger in (None, True):
             kwargs["logger"] = TensorBoardLogger(self.folder.path, name="", version="tensorboard")
+        if isinstance(name := self.config.trainer.profiler, str):
+            if name not in PROFILERS:
+                raise UserError(f"trainer.profiler is {name!r}: choose one of {', '.join(PROFILERS)}, or give a class")
+            kwargs["profiler"] = PROFILERS[name](dirpath=self.folder.path, filename="profile")
         silent = self.config.trainer.enable_progress_bar is False
         self.config_init["trainer"]["enable_progress_bar"] = (
             True  # the progress callback stands; it is told to say nothing
@@ -384,8 +396,11 @@ def left_out(given: Mapping[str, Any], config: Any) -> list[str]:
 
 
 def full_names(argv: Sequence[str]) -> list[str]:
-    """``--sampler VLLM`` means VLLMSampler and ``--grader Math`` MathGrader; the slot's name may be left out."""
-    words = list(argv)
+    """``--sampler VLLM`` means VLLMSampler and ``--grader Math`` MathGrader; the slot's name may be left out.
+    ``--profiler`` is the trainer's."""
+    words = [
+        f"--trainer{word[1:].replace('-', '.', 1)}" if word.split("=")[0] == "--profiler" else word for word in argv
+    ]
     for slot, base in (("sampler", Sampler), ("grader", Grader)):
         known = known_classes(base)
         for i, word in enumerate(words):

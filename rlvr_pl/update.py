@@ -8,13 +8,16 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
+from rlvr_pl import trunk
 from rlvr_pl.core.logprobs import chunked_logprobs, linear_loss
+from rlvr_pl.core.row_gradients import RowGradients
 from rlvr_pl.errors import RunFailure
 from rlvr_pl.objectives.base import Objective
 from rlvr_pl.ranks import ALONE, Ranks
@@ -27,8 +30,8 @@ if TYPE_CHECKING:
 
 Pairs = Sequence[tuple[torch.nn.Parameter, torch.nn.Parameter]]
 UniformUpdate = Literal["skip", "step"]
-# Rows are padded to multiples of this: on a CPU every new shape of a BF16 product costs kernels of its own, in time and
-# in megabytes that are not given back.
+# Rows of half precision are padded to multiples of this: on a CPU every new shape of a BF16 product costs kernels of
+# its own, in time and in megabytes that are not given back.
 WIDTH_STEP = 16
 # Weights of one tensor that are compared around a step: a share of a million has a standard error below 0.0005.
 WATCHED = 2**20
@@ -79,7 +82,8 @@ def completion_hidden(policy: Policy, batch: RolloutBatch) -> Tensor:
     device = policy.head.device
     lengths = batch.lengths.tolist()
     width = max((len(p) + n for p, n in zip(batch.prompt_ids, lengths)), default=0)
-    width = min(-(-width // WIDTH_STEP) * WIDTH_STEP, policy.max_context)
+    if policy.head.dtype in (torch.bfloat16, torch.float16):
+        width = min(-(-width // WIDTH_STEP) * WIDTH_STEP, policy.max_context)
     ids = torch.full((len(batch), width), policy.pad_id, dtype=torch.long)
     attended = torch.zeros(len(batch), width, dtype=torch.long)
     predicts = torch.zeros(len(batch), width, dtype=torch.bool)
@@ -127,6 +131,8 @@ def measured(
     """
     logprobs = torch.zeros(batch.mask.shape, dtype=torch.float32)
     entropy = torch.zeros_like(logprobs) if with_entropy else None
+    if ranks.size == 1:
+        policy = trunk.quick(policy)
     for rows in plan_micro_batches(batch, range(len(batch)), max_tokens, ranks):
         if not rows:
             keep_step(policy)
@@ -220,14 +226,20 @@ def accumulate_gradient(
     rows = matter.nonzero()[:, 0].tolist()
     queue = plan_micro_batches(batch, [i for i in rows if batch.mask[i].any()], max_tokens, ranks)
     loss, tokens = 0.0, 0
+    table = None
+    if ranks.size == 1:  # reductions and sharding hang on autograd's own hooks
+        policy, table = trunk.quick(policy), policy.head
     while queue:
         rows = queue.pop(0)
         if not rows:
             keep_step(policy).backward()
             total.join()
             continue
+        embedding = RowGradients(table)
         try:
-            value = _backward(policy, objective, batch.select(rows), weights[rows], temperature)
+            with embedding:
+                value = _backward(policy, objective, batch.select(rows), weights[rows], temperature)
+            embedding.add()
         except RuntimeError as error:
             total.discard()
             if not _out_of_memory(error):
@@ -335,6 +347,7 @@ def update_once(
     temperature: float = 1.0,
     max_grad_norm: float | None = 1.0,
     uniform_update: UniformUpdate = "skip",
+    span: Callable[[str], AbstractContextManager[Any]] = nullcontext,
 ) -> StepResult:
     """One pass over the batch and one optimizer step.
 
@@ -348,6 +361,8 @@ def update_once(
         max_grad_norm: clip threshold of the global norm; None does not clip.
         uniform_update: when every weight is zero, "skip" leaves weights and optimizer state alone; "step" steps on a
             zero gradient as the supplied code does, so that momentum and decay still move the weights.
+        span: gives the context in which "gradient" (forward and backward) and "optimizer" (clip, step, checks) run; for
+            profilers.
 
     Raises `NonFiniteError` for a loss, a gradient norm or new weights that are not finite.
     """
@@ -356,25 +371,28 @@ def update_once(
     if uniform_update == "skip" and not objective.every_row and not bool(weights.ne(0).any()):
         return StepResult(0.0, 0.0, False, False, 0.0, 0)
     total = GradientSum(pairs)
-    loss, tokens = accumulate_gradient(
-        policy, objective, batch, weights, total, max_tokens=max_tokens, temperature=temperature, ranks=ranks
-    )
-    if ranks.size > 1:
-        sums = torch.tensor([loss, tokens], dtype=torch.float64, device=policy.head.device)
-        loss, tokens = ranks.add(sums).tolist()
-        if not math.isfinite(loss):
-            raise NonFiniteError(f"the loss is {loss}")
-        total.reduce(ranks)
-    total.deliver()
-    norm = clip([stepped for _, stepped in total.pairs], max_grad_norm)
-    before = [_watched(weight).clone() for weight, _ in total.pairs]
-    (step or optimizer.step)()
-    optimizer.zero_grad(set_to_none=True)
-    for weight, _ in total.pairs:
-        if not _finite(weight):
-            raise NonFiniteError(f"the step (gradient norm {norm:g}) gave weights that are not finite")
+    with span("gradient"):
+        loss, tokens = accumulate_gradient(
+            policy, objective, batch, weights, total, max_tokens=max_tokens, temperature=temperature, ranks=ranks
+        )
+        if ranks.size > 1:
+            sums = torch.tensor([loss, tokens], dtype=torch.float64, device=policy.head.device)
+            loss, tokens = ranks.add(sums).tolist()
+            if not math.isfinite(loss):
+                raise NonFiniteError(f"the loss is {loss}")
+            total.reduce(ranks)
+    with span("optimizer"):
+        total.deliver()
+        norm = clip([stepped for _, stepped in total.pairs], max_grad_norm)
+        before = [_watched(weight).clone() for weight, _ in total.pairs]
+        (step or optimizer.step)()
+        optimizer.zero_grad(set_to_none=True)
+        for weight, _ in total.pairs:
+            if not _finite(weight):
+                raise NonFiniteError(f"the step (gradient norm {norm:g}) gave weights that are not finite")
+        changed = _changed_share(before, total.pairs)
     clipped = max_grad_norm is not None and norm > max_grad_norm
-    return StepResult(loss, norm, clipped, True, _changed_share(before, total.pairs), int(tokens))
+    return StepResult(loss, norm, clipped, True, changed, int(tokens))
 
 
 def _watched(weight: Tensor) -> Tensor:

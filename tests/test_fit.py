@@ -280,3 +280,19 @@ def test_the_same_class_keeps_what_the_config_says(tmp_path):
     words = ["--config", str(tmp_path / "arm.yaml"), "--objective", "GRPO", "--objective.scale", "none"]
     config, _ = parsed(words)
     assert (config.objective.init_args.mask_truncated, config.objective.init_args.scale) == (True, "none")
+
+
+@pytest.mark.parametrize("name", ["simple", "pytorch"])
+def test_a_profiler_shows_the_stages_of_an_update(tmp_path, name):
+    words = [f"--profiler={name}", "--objective=SignedReinforce"]  # which learns from every update
+    assert fit("--run=r", *words, "--data.updates=6") == 0
+    (report,) = (tmp_path / "r").glob("fit-profile*.txt")
+    text = report.read_text()
+    stages = ("rlvr.sample", "rlvr.grade", "rlvr.weigh", "rlvr.gradient", "rlvr.optimizer", "RolloutRecorder")
+    assert [stage for stage in stages if stage not in text] == []
+
+
+def test_an_unknown_profiler_is_a_mistake(tmp_path, capsys):
+    assert fit("--run=r", "--trainer.profiler=fast") == 2
+    assert "choose one of simple, advanced, pytorch" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "rlvr_pl"
 # A room may import rooms of its own floor and of the floors before it.
 FLOORS = (
     ("types", "errors", "mistakes"),
-    ("core", "ranks"),
+    ("core", "ranks", "allocator"),
     ("objectives",),
     (
         "jsonl",
@@ -28,6 +28,7 @@ FLOORS = (
         "grading",
         "policy",
         "sampling",
+        "trunk",
     ),
     ("data", "precision", "schedulers", "update", "module", "evaluation", "expert_iteration"),
     ("configs",),

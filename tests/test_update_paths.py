@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import pytest
 import torch
 
 from rlvr_pl import update as room
+from rlvr_pl.core import products
 from rlvr_pl.objectives import BNPO, CISPO, DAPO, GMPO, GSPO, LUSPO, SAPO, VESPO, ClippedGRPO, KLPenalty
 from rlvr_pl.objectives.base import Objective
 from rlvr_pl.types import Completion, Grade, GradeStatus, Rollout, StopReason, build_batch
@@ -112,6 +114,51 @@ def test_later_passes_and_other_terms_take_the_general_path():
             return logprobs.square().sum()
 
     assert room._first_pass_weights(Own(), batch.mask.double(), batch) is None
+
+
+def test_rows_of_a_tied_embedding_are_added_to_the_heads_gradient(tiny_policy, monkeypatch):
+    """FP64 sums of about 1e3 terms: see above. The general path (GSPO's later passes) and several micro-batches too."""
+    policy, batch = tiny_policy(tie_word_embeddings=True), make_batch()
+    old = batch.replace(old_logprobs=torch.full(batch.mask.shape, -4.0))
+    found = []
+    for off in (False, True):
+        if off:
+            monkeypatch.setattr(room, "RowGradients", lambda table: Nothing())
+        found.append(
+            [gradient(policy, BNPO(), batch), gradient(policy, BNPO(), batch, 40), gradient(policy, GSPO(), old)]
+        )
+    for (loss, ours), (plain_loss, plain) in zip(*found):
+        assert loss == pytest.approx(plain_loss, abs=1e-9)
+        assert (ours - plain).norm() <= 1e-9 * plain.norm()
+        assert plain.norm() > 0
+
+
+class Nothing(contextlib.nullcontext):
+    def add(self):
+        pass
+
+
+@pytest.mark.skipif(products._OPERATOR is None, reason="this torch has no oneDNN product")
+def test_fp32_gradients_are_as_close_to_fp64_as_those_of_transformers(tiny_policy, monkeypatch):
+    """Trunk and oneDNN beside transformers' forward and torch's products. Each side rounds at places of its own: ours
+    may be four times as far from FP64 as theirs."""
+    batch = make_batch()
+    _, exact = gradient(tiny_policy(), BNPO(), batch)
+    monkeypatch.setattr(products, "ROWS", 16)  # the batch has 8 x 17 padded tokens: eight blocks and a rest
+    real, calls = products._OPERATOR, []
+    monkeypatch.setattr(products, "_OPERATOR", lambda *a: calls.append(1) or real(*a))
+    loss, ours = gradient(tiny_policy("float32"), BNPO(), batch)
+    logprobs, _ = room.measured(tiny_policy("float32"), batch, max_tokens=10**6, temperature=0.8)
+    # 2 layers of 4 products and 8 blocks, each once forward and twice backward, and once more to measure
+    assert len(calls) == 2 * 4 * 8 * (3 + 1)
+    monkeypatch.setattr(products, "_OPERATOR", None)
+    monkeypatch.setattr(room.trunk, "fits", lambda model: False)
+    plain_loss, theirs = gradient(tiny_policy("float32"), BNPO(), batch)
+    plain_logprobs, _ = room.measured(tiny_policy("float32"), batch, max_tokens=10**6, temperature=0.8)
+    assert (ours.double() - exact).norm() <= 4 * (theirs.double() - exact).norm()
+    assert (theirs.double() - exact).norm() < 1e-5 * exact.norm()
+    assert loss == pytest.approx(plain_loss, abs=1e-6)
+    assert torch.allclose(logprobs, plain_logprobs, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

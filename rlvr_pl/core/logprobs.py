@@ -20,13 +20,18 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from rlvr_pl.core.products import product, quick
+
 # Elements of one tile of logits on a CPU: 2 MiB of FP32, about an L2 cache, for the passes over it.
 _CPU_TILE = 2**19
 # Elements of a tile elsewhere, and of the row block that `linear_loss` keeps between its sweeps over the vocabulary:
 # 64 MiB of FP32. (On a CPU a block twice as large takes a sixth of the time off, one half as large adds a seventh.)
 _LARGE = 2**24
-# Rows of half precision are filled up to multiples of this: see `rlvr_pl.update.WIDTH_STEP`.
+# Where oneDNN makes the products, rows are filled up to multiples of this: on a CPU every new shape costs kernels of
+# its own, in time and in megabytes that are not given back.
 _ROW_STEP = 64
+# Vocabularies from which FP32 products go to oneDNN: below, row blocks are long, and of many lengths.
+_QUICK = 4096
 
 
 def token_logprobs_reference(hidden: Tensor, head: Tensor, targets: Tensor, *, temperature: float = 1.0) -> Tensor:
@@ -284,24 +289,33 @@ class _LinearLoss(torch.autograd.Function):
         logprobs = torch.full_like(weights, torch.nan, dtype=wide)
         grad_hidden = torch.zeros_like(hidden) if with_grad and ctx.needs_input_grad[0] else None
         grad_head = torch.zeros_like(head, dtype=wide) if with_grad and ctx.needs_input_grad[1] else None
+        onednn = len(head) >= _QUICK and quick(hidden, head)
+        filled = onednn or hidden.dtype in (torch.bfloat16, torch.float16)
+        if onednn:
+            row_chunk += -row_chunk % _ROW_STEP
         kept = hidden.new_empty((min(row_chunk, len(active)) + _ROW_STEP) * len(head))
         for index in active.split(row_chunk) if len(active) else ():
             count = len(index)
-            if hidden.dtype in (torch.bfloat16, torch.float16):
+            if filled:
                 index = torch.cat([index, index[-1:].expand(-count % _ROW_STEP)])
             rows, at, weight = hidden[index], targets[index], weights[index].to(wide)
             weight[count:] = 0
-            tiles, logprobs[index] = _exp_tiles(rows, head, at, scale, vocab_chunk, kept)
+            tiles, logprobs[index] = _exp_tiles(rows, head, at, scale, vocab_chunk, kept, onednn)
             # dL/dz = weight (p - onehot) scale, and p = exp(z - max) * share, so one factor a row and tile carries both
             pull = (weight * scale)[:, None]
             if grad_hidden is not None:
                 grad_rows = -pull * head[at]
                 for columns, exp, share in tiles:
-                    grad_rows.addcmul_(exp @ head[columns], share[:, None] * pull)
+                    mean = product(exp, head[columns]) if onednn else exp @ head[columns]
+                    grad_rows.addcmul_(mean, share[:, None] * pull)
                 grad_hidden[index[:count]] = grad_rows[:count].to(hidden.dtype)
             if grad_head is not None:
                 for columns, exp, share in tiles:
-                    _addmm(grad_head[columns], exp.T, (rows * (share[:, None] * pull)).to(rows.dtype))
+                    scaled = (rows * (share[:, None] * pull)).to(rows.dtype)
+                    if onednn:
+                        grad_head[columns] += product(exp.T, scaled)
+                    else:
+                        _addmm(grad_head[columns], exp.T, scaled)
                 grad_head.index_add_(0, at, -pull * rows)
         ctx.grads = grad_hidden, None if grad_head is None else grad_head.to(head.dtype)
         ctx.mark_non_differentiable(logprobs)
@@ -313,11 +327,13 @@ class _LinearLoss(torch.autograd.Function):
         if ctx.grads is None:
             raise RuntimeError("the gradients of linear_loss were handed out already: backward runs once")
         grads, ctx.grads = ctx.grads, None
-        return *(None if g is None else g.mul_(grad_loss) for g in grads), *(None,) * 6
+        if float(grad_loss) != 1:  # a pass over the whole head saved
+            grads = (None if g is None else g.mul_(grad_loss) for g in grads)
+        return *grads, *(None,) * 6
 
 
 def _exp_tiles(
-    rows: Tensor, head: Tensor, targets: Tensor, scale: float, vocab_chunk: int, kept: Tensor
+    rows: Tensor, head: Tensor, targets: Tensor, scale: float, vocab_chunk: int, kept: Tensor, onednn: bool
 ) -> tuple[list[tuple[slice, Tensor, Tensor]], Tensor]:
     """Tiles (columns, exp(z - tile's maximum) [r, c], the factor [r] that makes them probabilities), and log-probs [r].
 
@@ -327,7 +343,8 @@ def _exp_tiles(
     for first in range(0, len(head), vocab_chunk):
         columns = slice(first, min(first + vocab_chunk, len(head)))
         tile = kept[first * len(rows) : columns.stop * len(rows)].view(len(rows), -1)
-        z = _widen(torch.mm(rows, head[columns].T, out=tile))
+        across = head[columns].T
+        z = _widen(tile.copy_(product(rows, across)) if onednn else torch.mm(rows, across, out=tile))
         if scale != 1:
             z.mul_(scale)
         at_target = _pick(z, targets - first, at_target)

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlvr_pl.adapters import base, is_adapted, is_replaced, plain
+from rlvr_pl.core.products import product, quick
 from rlvr_pl.sampling.decoder import Decoder, Sequences, left_padded
 
 if TYPE_CHECKING:
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
 _PREFILL_TOKENS = 8192
 # Attention over fewer columns than a vector register holds is slower than over this many with a mask.
 _LEAST_WINDOW = 16
-# Rows of a BF16 product on a CPU are filled up to a multiple of this.
+# Rows of a product by oneDNN (BF16 on a CPU, and large FP32 heads) are filled up to a multiple of this.
 _ROW_STEP = 16
+# Columns of one block of a large FP32 head.
+_HEAD_BLOCK = 8192
 _CLASSES = {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 _FIXED_ROPE = {"default", "linear", "llama3", "yarn"}
 
@@ -213,9 +216,20 @@ class FusedDecoder(Decoder):
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         unit = (x / size.hypot_(self._floor)).mul_(self._norm).mul_(scale)
         if self.wide:
-            return torch.mm(unit, self.head, out=out)
+            return self._wide_logits(unit, unit.new_empty(len(x), self.head.shape[1]) if out is None else out)
         logits = self._narrow_product(unit, self.head)
         return logits.float() if out is None else out.copy_(logits)
+
+    def _wide_logits(self, unit: Tensor, out: Tensor) -> Tensor:
+        """``unit @ head`` into `out`."""
+        width = self.head.shape[1]
+        if width < _HEAD_BLOCK or not quick(unit, self.head):
+            return torch.mm(unit, self.head, out=out)
+        rows = F.pad(unit, (0, 0, 0, -len(unit) % _ROW_STEP))
+        for first in range(0, width, _HEAD_BLOCK):
+            columns = slice(first, first + _HEAD_BLOCK)
+            out[:, columns] = product(rows, self.head[:, columns])[: len(unit)]
+        return out
 
     def _unit(self, s: _Scratch, norm: Tensor | None) -> None:
         """RMSNorm of ``s.x`` into ``s.unit``, up to the factors that are folded into the next product."""

@@ -37,15 +37,29 @@ def sample(probs: Tensor, uniform: Tensor, top_p: float) -> tuple[Tensor, Tensor
     width = 128 if vocabulary <= _SHORT else 2048
     if width * 4 > vocabulary:
         return _invert(probs, _largest(probs, vocabulary), uniform, top_p)[:2]
+    if vocabulary > _SHORT and probs.device.type == "cpu":
+        return _sample_long(probs, uniform, top_p, width)
     ids, logprobs, open_ended = _invert(probs, _largest(probs, width), uniform, top_p)
     if open_ended.any():
         rest = open_ended.nonzero()[:, 0]
-        if vocabulary > _SHORT and probs.device.type == "cpu":
-            for row in rest.tolist():
-                ids[row], logprobs[row] = _invert_row(probs[row].numpy(), float(uniform[row]), top_p)
-        else:
-            full = probs[rest]
-            ids[rest], logprobs[rest], _ = _invert(full, _largest(full, vocabulary), uniform[rest], top_p)
+        full = probs[rest]
+        ids[rest], logprobs[rest], _ = _invert(full, _largest(full, vocabulary), uniform[rest], top_p)
+    return ids, logprobs
+
+
+def _sample_long(probs: Tensor, uniform: Tensor, top_p: float, width: int) -> tuple[Tensor, Tensor]:
+    """`sample` for long rows on a CPU: by the `width` largest entries where these may settle the row."""
+    ids = torch.empty(len(probs), dtype=torch.long)
+    logprobs = torch.empty(len(probs), dtype=probs.dtype)
+    # `width` entries have no more mass than so many times the largest, and must reach top_p, or at 1 the row's target
+    within = probs.amax(1) * width >= 0.99 * (uniform if top_p == 1 else top_p)
+    some = within.nonzero()[:, 0]
+    if len(some):
+        here = probs if len(some) == len(probs) else probs[some]
+        ids[some], logprobs[some], open_ended = _invert(here, _largest(here, width), uniform[some], top_p)
+        within[some] = ~open_ended
+    for row in (~within).nonzero()[:, 0].tolist():
+        ids[row], logprobs[row] = _invert_row(probs[row].numpy(), float(uniform[row]), top_p)
     return ids, logprobs
 
 
@@ -61,7 +75,7 @@ def _invert(probs: Tensor, top: Tensor, uniform: Tensor, top_p: float) -> tuple[
         target = uniform[:, None] * mass
     else:
         last = torch.full_like(uniform, width - 1, dtype=torch.long)[:, None]
-        mass = sums[:, -1:] if top.shape == probs.shape else probs.sum(1, keepdim=True, dtype=torch.float64)
+        mass = sums[:, -1:] if top.shape == probs.shape else _mass(probs)
         target = uniform[:, None] * mass
         open_ended = target >= sums[:, -1:]
     # a product that rounds up to the whole mass still names the last entry
@@ -69,6 +83,14 @@ def _invert(probs: Tensor, top: Tensor, uniform: Tensor, top_p: float) -> tuple[
     value = top.gather(1, rank)
     logprobs = (value / mass).log()[:, 0].to(probs.dtype)
     return _locate(probs, top, rank, value), logprobs, open_ended[:, 0]
+
+
+def _mass(probs: Tensor) -> Tensor:
+    """Sums of the rows [n, 1] in FP64. (torch's are slow for long rows on a CPU.)"""
+    if probs.device.type != "cpu" or probs.shape[1] <= _SHORT:
+        return probs.sum(1, keepdim=True, dtype=torch.float64)
+    starts = np.arange(0, probs.shape[1], _STRETCH)
+    return torch.from_numpy(np.add.reduceat(probs.numpy(), starts, axis=1, dtype=np.float64).sum(1, keepdims=True))
 
 
 def _invert_row(probs: NDArray[np.float32], uniform: float, top_p: float) -> tuple[int, float]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlvr_pl.core import logprobs as module
+from rlvr_pl.core import products
 from rlvr_pl.core.logprobs import chunked_logprobs, entropy_and_kl, linear_loss, token_logprobs_reference
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "trl_losses.json"
@@ -171,6 +172,33 @@ def test_linear_loss_backward_runs_once():
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="once"):
         loss.backward()
+
+
+@pytest.mark.skipif(products._OPERATOR is None, reason="this torch has no oneDNN product")
+@pytest.mark.parametrize("row_chunk", [None, 70])
+def test_large_float32_heads_by_onednn(monkeypatch: pytest.MonkeyPatch, row_chunk: int | None):
+    """Each side rounds at places of its own, so neither is bound to the other: oneDNN's is to be no farther from FP64
+    than four times what torch's own products are. 150 rows fill blocks of 128 (70 rounded up) and 64 (22 padded), 5,000
+    columns one tile of 4,096 and one of 904."""
+    wide = case(150, 24, 5000)
+    weights = wide[3].masked_fill(torch.arange(150) % 7 == 0, 0.0)
+    truth = linear_loss(*wide[:3], weights, temperature=0.8)
+    exact = [truth, *torch.autograd.grad(truth, wide[:2])]
+    real, calls = products._OPERATOR, []
+
+    def distance(operator) -> float:
+        monkeypatch.setattr(products, "_OPERATOR", operator)
+        hidden, head = (x.detach().float().requires_grad_() for x in wide[:2])
+        loss = linear_loss(hidden, head, wide[2], weights.float(), temperature=0.8, row_chunk=row_chunk)
+        found = [loss, *torch.autograd.grad(loss, [hidden, head])]
+        return max(float((x.double() - y).norm() / y.norm()) for x, y in zip(found, exact))
+
+    ours = distance(lambda *a: calls.append(a[0].shape) or real(*a))
+    assert set(calls) <= {(128, 24), (64, 24), (128, 4096), (64, 4096), (128, 904), (64, 904), (4096, 128), (4096, 64),
+                          (904, 128), (904, 64)} and calls  # fmt: skip
+    theirs = distance(None)
+    assert ours <= 4 * theirs
+    assert theirs < 1e-5
 
 
 @pytest.mark.parametrize("wanted", ["hidden", "head", "nothing"])

@@ -20,6 +20,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from rlvr_pl.core import products
 from rlvr_pl.sampling.decoder import Decoder, ForwardDecoder
 from rlvr_pl.sampling.fused import FusedDecoder, fusable
 
@@ -126,6 +127,22 @@ def test_logits_are_those_of_the_whole_text(kind: str, batch: str):
     assert fusable(model) == (kind in FUSED)
     # FP32: two blocks of sums of up to 100 products, relative rounding 6e-8 each, amplified by the norms: below 1e-5
     assert follow(decoder_of(model), model, batch, 20) < 1e-5
+
+
+@pytest.mark.skipif(products._OPERATOR is None, reason="this torch has no oneDNN product")
+@pytest.mark.parametrize("rows", [1, 16, 37])
+def test_a_large_head_goes_to_onednn_in_blocks(monkeypatch: pytest.MonkeyPatch, rows: int):
+    """Whole numbers, so that the sums of 24 products are exact in FP32. 9,000 columns are a block of 8,192 and one of
+    808; rows are filled up to a multiple of 16."""
+    decoder = FusedDecoder(make("qwen3"), torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    decoder.head = torch.randint(-3, 4, (9000, 24), generator=generator).float().T
+    unit = torch.randint(-3, 4, (rows, 24), generator=generator).float()
+    real, shapes = products._OPERATOR, []
+    monkeypatch.setattr(products, "_OPERATOR", lambda a, w, *rest: shapes.append(w.shape) or real(a, w, *rest))
+    out = decoder._wide_logits(unit, torch.empty(rows, 9000))
+    assert torch.equal(out, unit @ decoder.head)
+    assert shapes == [(8192, 24), (808, 24)]
 
 
 def test_bfloat16_products_stay_near_the_exact_logits():

@@ -103,6 +103,24 @@ def test_partial_selection_equals_the_full_sort(vocabulary: int, scale: float, t
     torch.testing.assert_close(logprobs.double(), expected_logprobs, rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("top_p", [0.9, 1.0])
+def test_rows_that_no_selection_settles_are_not_selected_from(monkeypatch: pytest.MonkeyPatch, top_p: float):
+    """Of 20,000 equal entries 2,048 hold 0.1, of a row with one of 0.5 more than enough. At top_p 1 the target of the
+    uniform decides: 0.05003 lies within the largest 2,048 even of the flat row."""
+    flat, steep = torch.ones(1, 20_000), torch.ones(1, 20_000)
+    steep[0, 7] = 20_000
+    probs = torch.cat([flat, steep, flat, steep])
+    probs /= probs.sum(1, keepdim=True)
+    uniform = torch.tensor([0.60003, 0.6, 0.05003, 0.3], dtype=torch.float64)
+    real, selected = nucleus._largest, []
+    monkeypatch.setattr(nucleus, "_largest", lambda p, width: selected.append(len(p)) or real(p, width))
+    ids, logprobs = nucleus.sample(probs, uniform, top_p)
+    expected_ids, expected_logprobs = draw_plainly(probs, uniform, top_p)
+    assert ids.tolist() == expected_ids.tolist()
+    torch.testing.assert_close(logprobs.double(), expected_logprobs, rtol=0, atol=2e-6)
+    assert selected == [2 if top_p < 1 else 3]
+
+
 @pytest.mark.parametrize("vocabulary", [8, 600, 20_000])
 def test_equals_the_supplied_filter(vocabulary: int):
     top_p_filter = pytest.importorskip("reasoning_from_scratch.ch04").top_p_filter

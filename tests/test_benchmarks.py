@@ -1,0 +1,62 @@
+"""What the benchmarks count and say; what they measure is theirs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+
+
+@pytest.fixture(autouse=True)
+def in_the_folder(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+def test_the_floor_is_counted_from_the_shape():
+    """One layer, width 2, a head of 2, inner 3, five tokens. Blocks: 2 x 2 x (2 + 2) + 3 x 2 x 3 = 34, head 10, so 44
+    weights of 4 bytes. Four prompts of 10 tokens, one completion of 3.
+
+    Prompts: 4 x (2 (34 x 10 + 10) + 4 x 2 x 55 attended) = 4560. Two tokens are fed back: 2 x 2 x 44 + 4 x 2 x (11
+    + 12) = 360. Each of the two steps reads the weights, a cache of 16 bytes a token (11, then 12) and 2 x 4 x 5 of logits.
+    Gradient: three times 2 x 34 x 12 + 4 x 2 x 78 + 2 x 10 x 3 = 1500."""
+    from floor import Counts
+
+    shape = {"num_hidden_layers": 1, "hidden_size": 2, "num_attention_heads": 1, "num_key_value_heads": 1,
+             "head_dim": 2, "intermediate_size": 3, "vocab_size": 5}  # fmt: skip
+    counts = Counts(shape, lengths=[3], learned=[3])
+    operations, traffic, _ = counts.generation()
+    assert operations == 4560 + 360
+    assert traffic == 176 + (176 + 16 * 11 + 40) + (176 + 16 * 12 + 40)
+    assert counts.gradient()[0] == 3 * 1500
+    assert counts.optimizer()[:2] == (0, 8 * 176)
+
+
+def test_exponents_are_those_of_the_sizes(monkeypatch):
+    """Costs of 2 s^1.5 have the exponent 1.5."""
+    import scaling
+
+    class Fake:
+        def __init__(self, size):
+            self.cost = 2 * size.length**1.5
+
+        def run(self):
+            return dict.fromkeys(scaling.STAGES, (self.cost, self.cost))
+
+    monkeypatch.setattr(scaling, "Update", Fake)
+    found = scaling.sweep("length", runs=1)
+    assert found["sizes"] == [32, 64, 128, 256, 512]
+    assert found["exponents"]["update"] == pytest.approx(1.5, abs=1e-9)
+    assert scaling.markdown("length", found).count("| 1.50 |") >= 4
+
+
+def test_without_a_gpu_nothing_is_claimed(monkeypatch, capsys):
+    import gpu
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["gpu.py"])
+    assert gpu.main() == 0
+    assert capsys.readouterr().out == "gpu: there is no GPU here, so nothing was measured\n"
