@@ -36,6 +36,8 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
+# A folder in memory, where there is one.
+SHARED = "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 
 class VLLMSampler(Sampler):
@@ -47,7 +49,7 @@ class VLLMSampler(Sampler):
     batch, so that a near-tie may fall otherwise in another batch: such runs resume cleanly, but not bit for bit.
 
     Args:
-        tensor_parallel_size: devices over which one engine is spread.
+        tensor_parallel_size: devices over which one engine is spread; 1 where the run has several ranks.
         gpu_memory_utilization: share of a GPU's memory that the engine may have; the trainer needs the rest.
         max_model_len: longest prompt and completion together; null takes the policy's context.
         max_num_seqs: sequences decoded together.
@@ -106,22 +108,34 @@ class VLLMSampler(Sampler):
         settings = {**self.settings, "max_model_len": self.settings["max_model_len"] or policy.max_context}
         plain = plain_policy(policy)
         dtype = str(plain.head.dtype).removeprefix("torch.")
-        with tempfile.TemporaryDirectory(prefix="rlvr-pl-vllm-") as folder, trainer_kept():
+        several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+        if several and self.settings["tensor_parallel_size"] > 1:
+            raise UserError(
+                f"sampler.tensor_parallel_size is {self.settings['tensor_parallel_size']}: with several ranks each has "
+                "an engine of its own, so it must be 1"
+            )
+        with tempfile.TemporaryDirectory(dir=SHARED, prefix="rlvr-pl-vllm-") as folder, trainer_kept():
             save_here(plain, folder)
             self._llm = load_engine(folder, dtype=dtype, **settings)
         # vLLM itself refuses a folder that lacks a weight; of a later push it would keep the old values and say nothing
         self._names = set(plain.model.state_dict())
 
     def _push(self, policy: Policy) -> None:
+        plain = plain_policy(policy)
         # the state dict and not the parameters, among which a tied head has no name
-        weights = plain_policy(policy).model.state_dict()
+        weights = plain.model.state_dict()
         if set(weights) != self._names:
             odd = ", ".join(sorted(self._names ^ set(weights))[:3])
             raise RunFailure(
                 f"vLLM was built with other weights than it is given now ({odd}); it would keep old values"
             )
-        with trainer_kept(), torch.no_grad():
-            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.items())})
+        with trainer_kept(), torch.no_grad(), tempfile.TemporaryDirectory(dir=SHARED, prefix="rlvr-pl-vllm-") as folder:
+            if self.settings["tensor_parallel_size"] == 1:
+                how = {"weights_iterator": iter(weights.items())}
+            else:  # workers are processes of their own, and read the weights from memory that they share
+                save_here(plain, folder)
+                how = {"weights_path": folder}
+            self._llm.collective_rpc("reload_weights", kwargs=how)
         self._llm.reset_prefix_cache()  # keys and values of the old weights
 
     def generate(

@@ -186,6 +186,19 @@ def test_tied_embeddings(tmp_path):
         sampler.close()
 
 
+def test_an_engine_over_two_workers_gets_its_weights():
+    """They are processes of their own; the weights come by way of shared memory."""
+    policy = policy_like()
+    prompts = [policy.prompt_ids(q) for q in load_questions("embedded:val350")[:3]]
+    sampler = ours.VLLMSampler(tensor_parallel_size=2, max_num_seqs=8)
+    try:
+        for other in (policy, moved(policy)):
+            sampler.sync(other)
+            agree(sampler, other, prompts)
+    finally:
+        sampler.close()
+
+
 def test_an_adapter_is_pushed_merged_and_its_start_without_it():
     pytest.importorskip("peft")
     policy = policy_like(peft={"r": 4, "target_modules": "all-linear"})
@@ -217,15 +230,29 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(f))
 
 
+ENDING = """
+from lightning.pytorch import Callback
+
+class EndAtTwenty(Callback):
+    def on_train_batch_end(self, trainer, module, *_):
+        trainer.should_stop = module.updates_done == 20
+"""
+
+
 def test_forty_updates_learn_and_the_canary_stays_silent(here):
-    """The quickstart's policy and settings. A push that failed would leave the rewards where they were, and the canary
-    reads tokens of every update again: in BF16 a few hundredths of a nat a token are rounding."""
+    """The quickstart's policy and settings, in two halves. A push that failed would leave the rewards where they were,
+    and the canary reads tokens of every update again: in BF16 a few hundredths of a nat a token are rounding."""
+    (here / "ending.py").write_text(ENDING)
     words = ["--config", "quickstart", "--data.updates=40", "--validation.every_n_updates=null"]
-    assert main(["fit", *_config(words), "--sampler", "VLLM", "--run=r"]) == 0
+    words += ["--trainer.callbacks+=ending.EndAtTwenty", "--checkpoint.every_n_updates=10", "--run=r"]
+    assert main(["fit", *_config(words), "--sampler", "VLLM"]) == 0
     run = here / "r"
+    assert json.loads((run / "run.json").read_text())["updates"] == 20
+    assert main(["fit", "--resume=r"]) == 0
     told = rows(run / "metrics.csv")
+    assert [int(row["update"]) for row in told] == list(range(1, 41))
     rewards = [float(row["reward"]) for row in told]
-    assert len(told) == 40 and sum(rewards[-20:]) > 1.3 * sum(rewards[:20])
+    assert sum(rewards[-20:]) > 1.3 * sum(rewards[:20])
     assert max(float(row["canary/gap"]) for row in told) < 0.05
     state = json.loads((run / "run.json").read_text())
     assert state["engine"] == f"vllm-{ours.installed()}" and state["deterministic"] is False
