@@ -37,6 +37,7 @@ _EXTRAS = (
     "_backward_pre_hooks",
     "parametrizations",
     "gradient_checkpointing",
+    "_compiled_call_impl",
 )
 
 
@@ -47,7 +48,8 @@ def quick(policy: Policy) -> Policy:
 
 def fits(model: PreTrainedModel) -> bool:
     """Whether `hidden_states` computes this model: a Llama, Qwen2 or Qwen3 in FP32 on a CPU, nothing hung on its
-    modules, no adapter, no activation checkpointing, no autocast."""
+    modules, no adapter, no activation checkpointing, no compilation, no
+    autocast."""
     return (
         fusable(model)
         and not any(is_adapted(module) for module in model.modules())

@@ -21,8 +21,8 @@ def test_the_floor_is_counted_from_the_shape():
     weights of 4 bytes. Four prompts of 10 tokens, one completion of 3.
 
     Prompts: 4 x (2 (34 x 10 + 10) + 4 x 2 x 55 attended) = 4560. Two tokens are fed back: 2 x 2 x 44 + 4 x 2 x (11
-    + 12) = 360. Each of the two steps reads the weights, a cache of 16 bytes a token (11, then 12) and 2 x 4 x 5 of logits.
-    Gradient: three times 2 x 34 x 12 + 4 x 2 x 78 + 2 x 10 x 3 = 1500."""
+    + 12) = 360. Each of the two steps reads the weights, a cache of 16 bytes a token (11, then 12) and 2 x 4 x 5 of
+    logits. Gradient: three times 2 x 34 x 12 + 4 x 2 x 78 + 2 x 10 x 3 = 1500."""
     from floor import Counts
 
     shape = {"num_hidden_layers": 1, "hidden_size": 2, "num_attention_heads": 1, "num_key_value_heads": 1,

@@ -128,6 +128,9 @@ def test_fits_only_what_it_computes():
     model.model.layers[0].gradient_checkpointing = True
     assert not trunk.fits(model)
     model.model.layers[0].gradient_checkpointing = False
+    model.model.layers[0].compile()
+    assert not trunk.fits(model)
+    model.model.layers[0]._compiled_call_impl = None
     model.config.hidden_act = "gelu"
     assert not trunk.fits(model)
     assert not trunk.fits(make("qwen3", torch.bfloat16))
