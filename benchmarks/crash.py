@@ -91,7 +91,8 @@ def points(trainer: Trainer, module: Any) -> dict[str, tuple[Any, str, Callable[
     """Moments of a run: the object and method at which each is met, and what still happens before the end."""
     import torch
 
-    from rlvr_pl import evaluation, records, update
+    from rlvr_pl import module as glue
+    from rlvr_pl import records, update
     from rlvr_pl.callbacks import checkpoint
     from rlvr_pl.policy import Policy
 
@@ -131,7 +132,7 @@ def points(trainer: Trainer, module: Any) -> dict[str, tuple[Any, str, Callable[
         "table written": (records.CsvTable, "append", after),
         "file before its rename": (os, "replace", before),
         "file renamed": (os, "replace", after),
-        "validation": (evaluation, "summarize", before),
+        "validation": (glue, "summarize", before),
         "checkpoint torn": (checkpoint.CheckpointFile, "save_checkpoint", torn_checkpoint),
         "checkpoint without its hash": (checkpoint, "atomic_write_text", before),
         "checkpoint cut by a power loss": (checkpoint, "atomic_write_text", lost_tail),
@@ -199,15 +200,15 @@ def _check(folder: Path, run: str, status: int, *allowed: int) -> None:
         raise RuntimeError(f"{run} ended with status {status}: {(folder / f'{run}.log').read_text()[-2000:]}")
 
 
-def moments(kills: int, rng: random.Random, whole: float) -> Iterator[tuple[str, int | float]]:
-    """Endless (point, occurrence) and ("random time", seconds) in turn."""
+def moments(kills: int, rng: random.Random) -> Iterator[tuple[str, int | float]]:
+    """Endless (point, occurrence) and ("random time", share of what is left to run) in turn."""
     for i in range(10 * kills):
         if i % 2 == 0:
             point = POINTS[i // 2 % len(POINTS)]
             rare = point.startswith(("checkpoint", "policy", "validation", "training"))
             yield point, 1 + ("cut" in point) if rare else rng.randint(1, 4)  # the cut one has another before it
         else:
-            yield "random time", whole * rng.uniform(0.2, 1.0)
+            yield "random time", rng.uniform(0.2, 1.0)
 
 
 def is_finished(run: Path) -> bool:
@@ -219,15 +220,19 @@ def is_finished(run: Path) -> bool:
 def crash(folder: Path, kills: int, seed: int) -> dict[str, Any]:
     """Everything: an undisturbed run, then disturbed ones until `kills` processes have died; what differed."""
     (folder / "config.yaml").write_text(CONFIG)
-    whole = finish(folder, "whole")
+    longest = finish(folder, "whole")
     died: Counter[str] = Counter()
     differences: dict[str, list[str]] = {}
     runs, alive = 0, 0
-    for point, when in moments(kills, random.Random(seed), whole):
+    for point, when in moments(kills, random.Random(seed)):
         if alive == 0:
             runs, alive = runs + 1, KILLS_A_RUN
         run = f"run{runs}"
-        end = kill_after(folder, run, when) if point == "random time" else kill_at(folder, run, point, int(when))
+        began = time.monotonic()
+        by_clock = point == "random time"
+        end = kill_after(folder, run, when * longest) if by_clock else kill_at(folder, run, point, int(when))
+        if by_clock and not end:  # the machine was slower before, or little was left to do
+            longest = min(longest, time.monotonic() - began)
         died[point] += end
         print(f"{died.total()}/{kills} {run}: {point} {when:.3g} {'killed' if end else 'finished'}", file=sys.stderr)
         done = is_finished(folder / run)
