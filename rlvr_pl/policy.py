@@ -189,8 +189,8 @@ def load_policy(
         snapshots: what is saved where an adapter is trained: ``merged`` weights in FP32, which every tool loads, or the
             ``adapter`` alone.
         gradient_checkpointing: keep the input of each block and compute the rest again in the backward pass: less
-            memory, about a third more time.
-        compile: compile the blocks for learning (torch.compile, dynamic shapes); pays on long runs of large models.
+            memory, more time (docs/ecosystem.md).
+        compile: compile the blocks for learning (torch.compile, dynamic shapes); the first pass takes minutes.
 
     Raises:
         UserError: the name, a file or a setting is unusable; the message says which and what to do.
