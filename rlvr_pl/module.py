@@ -111,9 +111,17 @@ class RLVRModule(LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.strict_loading = policy.adapter is None  # its checkpoints leave out the weights that do not move
-        for name, value in (("group_size", group_size), ("eval_batch_size", eval_batch_size)):
-            if value < 1:
+        for name, value in (
+            ("group_size", group_size),
+            ("eval_batch_size", eval_batch_size),
+            ("max_new_tokens", max_new_tokens),
+            ("eval_max_new_tokens", eval_max_new_tokens),
+            ("micro_batch_tokens", micro_batch_tokens),
+        ):
+            if value is not None and value < 1:
                 raise UserError(f"model.{name} is {value}: it must be at least 1")
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise UserError(f"model.max_grad_norm is {max_grad_norm}: it must be above 0, or null for no clipping")
         if temperature <= 0 or not 0 < top_p <= 1:
             raise UserError(f"model.temperature {temperature} must be above 0, and model.top_p {top_p} in (0, 1]")
         self.policy = policy

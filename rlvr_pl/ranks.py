@@ -6,7 +6,6 @@ dear is divided: sampling, grading, forward and backward.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -14,7 +13,7 @@ from typing import Any, TypeVar, cast
 import torch.distributed as dist
 from torch import Tensor
 
-from rlvr_pl.errors import RunFailure
+from rlvr_pl.errors import RunFailure, UserError
 
 T = TypeVar("T")
 
@@ -61,9 +60,7 @@ ALONE = Ranks()
 
 
 def _portable(error: Exception) -> Exception:
-    """The error as other ranks can read it."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RunFailure(f"{type(error).__name__}: {error}")
-    return error
+    """The error as every rank can read it, whatever it carries besides its words."""
+    if isinstance(error, UserError):
+        return UserError(str(error))
+    return RunFailure(str(error) if isinstance(error, RunFailure) else f"{type(error).__name__}: {error}")

@@ -203,6 +203,8 @@ class FitCLI(LightningCLI):
         parser.link_arguments("model.eval_batch_size", "data.init_args.validation_batch")
 
     def _set_seed(self) -> None:
+        if not 0 <= self.config["seed"] < 2**32:
+            raise UserError(f"--seed {self.config['seed']}: must be at least 0 and below 2**32")
         seed_everything(self.config["seed"], verbose=False)
 
     def before_instantiate_classes(self) -> None:

@@ -134,7 +134,7 @@ def test_a_folder_that_becomes_read_only(fit, tmp_path, monkeypatch, capsys):
         ("run.json", b"", "run.json: not valid JSON"),
         ("config.yaml", b"\xff\xfe", "holds another run"),
         ("config.yaml", b"", "holds another run"),
-        ("thesis.txt", b"mine", "holds another run"),
+        ("thesis.txt", b"mine", "holds files that are no run's"),
     ],
 )
 def test_a_folder_with_damaged_files_is_left_alone(fit, tmp_path, capsys, name, content, words):
@@ -205,7 +205,9 @@ def test_ctrl_c_ends_after_the_update_with_status_0(fit, outcome, undisturbed, t
     (tmp_path / "times").write_text("1")
     words = ["--trainer.callbacks+=interrupt.Interrupt"]
     assert fit("--run=r", *words) == 0
-    assert "stopped after update 3 for SIGINT; go on with --resume" in last_line(capsys.readouterr().err)
+    told = capsys.readouterr().err
+    assert "rlvr-pl: stopped after update 3 for SIGINT; go on with --resume" in told
+    assert last_line(told).startswith("rlvr-pl: stopped after 3 of 4 updates")
     assert json.loads((tmp_path / "r" / "run.json").read_text())["state"] == "stopped"
     assert fit("--run=r", *words) == 0
     assert outcome(tmp_path / "r") == outcome(undisturbed)
@@ -218,6 +220,7 @@ def test_ctrl_c_twice_ends_at_once(fit, small, outcome, undisturbed, tmp_path):
     code = "import sys; from rlvr_pl.cli import entry; entry()"
     done = subprocess.run([sys.executable, "-c", code, "fit", *small, *words], stderr=subprocess.PIPE, text=True)
     assert done.returncode == -signal.SIGINT
-    assert last_line(done.stderr).startswith("rlvr-pl: SIGINT: ends after this update; once more ends it at once")
+    assert "rlvr-pl: SIGINT: ends after this update; once more ends it at once" in done.stderr
+    assert last_line(done.stderr) == "rlvr-pl: ended at once; --resume goes on from the last checkpoint"
     assert fit(*words) == 0
     assert outcome(tmp_path / "r") == outcome(undisturbed)
