@@ -100,6 +100,8 @@ ELSEWHERE = {
     "gradient_clip_algorithm": "gradients are clipped by model.max_grad_norm",
     "max_steps": "the length of a run is data.updates",
     "max_epochs": "the length of a run is data.updates",
+    "fast_dev_run": "the length of a run is data.updates",
+    "limit_train_batches": "the length of a run is data.updates",
     "min_epochs": "the length of a run is data.updates",
     "min_steps": "the length of a run is data.updates",
     "max_time": "the time limit of a run is time_limit.limit",

@@ -35,6 +35,10 @@ def test_errors_are_worded():
         (["--objective=Nope"], ["--objective Nope: no objective of that name", "ForkCredit"]),
         (["--objective.aggregation=x"], ["--objective.aggregation: GRPO: expected one of ['token-sum'"]),
         (["--optimizer.lr=nan"], ["--optimizer.lr: AdamW: Expected a float"]),
+        (["--model.max_grad_norm=-1"], ["model.max_grad_norm is -1.0: it must be above 0"]),
+        (["--model.max_new_tokens=0"], ["model.max_new_tokens is 0: it must be at least 1"]),
+        (["--seed=-1"], ["--seed -1: must be at least 0"]),
+        (["--trainer.fast_dev_run=true"], ["trainer.fast_dev_run: the length of a run is data.updates"]),
         (["--data.updates=x"], ["--data.updates: QuestionData: expected an int. Got value: x"]),
     ],
 )
