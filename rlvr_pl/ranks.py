@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import torch.distributed as dist
 from torch import Tensor
 
-from rlvr_pl.errors import RunFailure, UserError
+from rlvr_pl.errors import RunFailure
 
 T = TypeVar("T")
 
@@ -60,7 +60,13 @@ ALONE = Ranks()
 
 
 def _portable(error: Exception) -> Exception:
-    """The error as every rank can read it, whatever it carries besides its words."""
-    if isinstance(error, UserError):
-        return UserError(str(error))
-    return RunFailure(str(error) if isinstance(error, RunFailure) else f"{type(error).__name__}: {error}")
+    """The error as every rank can read it: made again from its own words, which is what arrives there; without what
+    else it carries."""
+    plain = all(isinstance(word, (str, int, float, type(None))) for word in error.args)
+    plain = plain and "<locals>" not in type(error).__qualname__
+    try:
+        if plain:
+            return type(error)(*error.args)
+    except Exception:  # its class asks for more than its words
+        return RunFailure(str(error))
+    return RunFailure(f"{type(error).__name__}: {error}")
