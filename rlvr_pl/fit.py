@@ -21,7 +21,7 @@ from rlvr_pl.callbacks.checkpoint import latest_checkpoint
 from rlvr_pl.data.module import RunData
 from rlvr_pl.errors import RunFailure, UserError
 from rlvr_pl.launch import agreed
-from rlvr_pl.mistakes import blame
+from rlvr_pl.mistakes import accuse
 from rlvr_pl.module import RLVRModule
 from rlvr_pl.objectives.base import check_weights
 from rlvr_pl.records import RunFolder, atomic_write_text
@@ -59,11 +59,8 @@ def fit(argv: Sequence[str]) -> int:
             ) from error
         except Exception as error:
             graders = [module.grader, *getattr(module.grader, "graders", ())]
-            parts = [module.objective, module.sampler, data, *graders, *cast("Any", cli.trainer).callbacks]
-            blamed = blame(error, parts)
-            if blamed is None:
-                raise
-            raise UserError(blamed) from error
+            accuse(error, [module.objective, module.sampler, data, *graders, *cast("Any", cli.trainer).callbacks])
+            raise
         finally:
             if first:
                 run.release()
@@ -130,6 +127,7 @@ class Run:
         self.module = module
         self.data = data
         self.command = list(command)
+        self.state: str | None = None  # as run.json has it; None before it is opened
 
     def open(self, *, fresh: bool, replace: bool) -> None:
         """Make the folder (or take over the unfinished one) and say in run.json that it runs."""
@@ -173,19 +171,17 @@ class Run:
 
     def release(self) -> None:
         """Leave no run that says it is running when it is not: what an error ended is stopped."""
-        state = self.folder.read_json("run.json")
-        if state is not None and state["state"] == "running":
+        if self.state == "running":
             self._write("stopped")
 
     def outcome(self) -> str:
         """What the run came to, in one line."""
         module, path = self.module, self.folder.path
-        state = self.folder.read_json("run.json")
         count = f"{module.updates_done} of {self.data.updates} updates"
         counts = list(module.validation.values())
         n = len(self.data.validation)
         right = f"; validation {counts[0]} -> {counts[-1]} of {n} right" if len(counts) > 1 and n else ""
-        if state["state"] != "finished":
+        if self.state != "finished":
             return f"rlvr-pl: stopped after {count}{right}; continue with --resume {path}"
         why = " (stopped by its damage rule)" if module.stopped_by == "damage" else ""
         return f"rlvr-pl: finished after {count}{why}{right}; policy in {path}/snapshots/final"
@@ -213,12 +209,13 @@ class Run:
             "threads": torch.get_num_threads(),
         }
         self.folder.write_json("run.json", manifest)
+        self.state = state
 
 
 def check_objective(module: RLVRModule) -> None:
     """Ask the objective for the weights of two made-up groups, so that a wrong setting or shape shows before a token is
     sampled."""
-    size, name = module.group_size, type(module.objective).__name__
+    size = module.group_size
     rollouts = [
         Rollout(f"q{i // size}", i % size, (0,), Completion((1, 2), StopReason.EOS, (0.0, 0.0)), "", grade)
         for i, grade in enumerate([Grade(GradeStatus.CORRECT, 1.0), *[Grade(GradeStatus.WRONG, 0.0)] * (2 * size - 1)])
@@ -229,15 +226,13 @@ def check_objective(module: RLVRModule) -> None:
     try:
         batch = batch.replace(extras=module.objective.prepare(batch))
         check_weights(module.objective, module.objective.token_weights(batch), batch)
-    except ValueError as error:
-        raise UserError(blame(error, [module.objective]) or f"objective {name}: {error}") from None
     except UserError:
         raise
     except Exception as error:
-        blamed = blame(error, [module.objective])
-        if blamed is None:
-            raise
-        raise UserError(blamed) from error
+        accuse(error, [module.objective])
+        if isinstance(error, ValueError):  # one of our own classes refuses its settings
+            raise UserError(f"objective {type(module.objective).__name__}: {error}") from None
+        raise
 
 
 def check_data(module: RLVRModule, data: RunData) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from rlvr_pl.errors import UserError
 
 OURS = ("rlvr_pl", "lightning", "torch", "builtins")
 NOISE = (
@@ -99,17 +102,22 @@ def _plain(message: str, key: str) -> str:
     return f"--{key}: {text}" if key else text
 
 
-def blame(error: Exception, parts: Sequence[Any]) -> str | None:
-    """The line that names the user's own class in which an error arose, with its place; None for our own classes and
-    for an error that passed through none of the user's."""
-    frames = traceback.extract_tb(error.__traceback__)
+def last_frame(error: Exception, file: str) -> traceback.FrameSummary | None:
+    """The innermost frame of an error that lies in a file; None if it passed through none of it."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return frames[-1] if frames else None
+
+
+def accuse(error: Exception, parts: Sequence[Any]) -> None:
+    """Raise a UserError that names the user's own class among `parts` in which an error arose, with its place. Does
+    nothing for our own classes, and for an error that passed through none of the user's."""
     for part in parts:
         cls = type(part)
-        if cls.__module__.split(".")[0] in OURS:
+        file = getattr(sys.modules.get(cls.__module__), "__file__", None)  # None: made in a notebook
+        if cls.__module__.split(".")[0] in OURS or file is None:
             continue
-        places = [f for f in frames if f.filename == inspect.getsourcefile(cls)]
-        if places:
+        frame = last_frame(error, file)
+        if frame is not None:
             what = " ".join(str(error).split())
-            where = f"{places[-1].filename}:{places[-1].lineno}"
-            return f"{cls.__name__} ({where}, in {places[-1].name}): {type(error).__name__}: {what}"
-    return None
+            where = f"{frame.filename}:{frame.lineno}, in {frame.name}"
+            raise UserError(f"{cls.__name__} ({where}): {type(error).__name__}: {what}") from error

@@ -259,9 +259,8 @@ class FitCLI(LightningCLI):
                 raise UserError(f"trainer.profiler is {name!r}: choose one of {', '.join(PROFILERS)}, or give a class")
             kwargs["profiler"] = PROFILERS[name](dirpath=self.folder.path, filename="profile")
         silent = self.config.trainer.enable_progress_bar is False
-        self.config_init["trainer"]["enable_progress_bar"] = (
-            True  # the progress callback stands; it is told to say nothing
-        )
+        # the progress callback stands; it is told to say nothing
+        self.config_init["trainer"]["enable_progress_bar"] = True
         trainer = super().instantiate_trainer(plugins=[self.config_init["precision"]], **kwargs)
         watch_engine(trainer, self.config_init["sampler"])
         check_strategy(trainer.strategy)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_pl.errors import UserError
+from rlvr_pl.mistakes import last_frame
 
 
 def load_function(path: str, what: str) -> Callable[..., Any]:
@@ -42,9 +43,5 @@ def load_function(path: str, what: str) -> Callable[..., Any]:
 def place(error: Exception, function: Callable[..., Any]) -> str:
     """Where in the function's own file an error arose, as `` (file:line)``; empty when it is not known."""
     code = getattr(function, "__code__", None)
-    found, frame = "", error.__traceback__
-    while code is not None and frame is not None:
-        if frame.tb_frame.f_code.co_filename == code.co_filename:
-            found = f" ({code.co_filename}:{frame.tb_lineno})"
-        frame = frame.tb_next
-    return found
+    frame = None if code is None else last_frame(error, code.co_filename)
+    return "" if frame is None else f" ({frame.filename}:{frame.lineno})"
