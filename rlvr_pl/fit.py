@@ -24,8 +24,9 @@ from rlvr_pl.launch import agreed
 from rlvr_pl.mistakes import accuse
 from rlvr_pl.module import RLVRModule
 from rlvr_pl.objectives.base import check_weights
+from rlvr_pl.quiet import quiet_lightning
 from rlvr_pl.records import RunFolder, atomic_write_text
-from rlvr_pl.settings import FitCLI, quiet_lightning
+from rlvr_pl.settings import FitCLI
 from rlvr_pl.types import Completion, Grade, GradeStatus, Rollout, StopReason, build_batch
 
 # What a resumed run may be told: on how many devices it goes on.

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rlvr_pl.arguments import shipped_configs
 from rlvr_pl.config_file import MAX_BYTES, read_config
 from rlvr_pl.configs import find_config
 from rlvr_pl.errors import UserError
-from rlvr_pl.settings import shipped_configs
 
 GOOD = b"data:\n  updates: 3\n"
 

@@ -33,7 +33,19 @@ FLOORS = (
     ("data", "precision", "schedulers", "update", "module", "evaluation", "expert_iteration"),
     ("configs",),
     ("callbacks",),
-    ("fit", "launch", "settings", "analysis", "study", "report", "cli"),
+    (
+        "slots",
+        "arguments",
+        "refusals",
+        "quiet",
+        "settings",
+        "fit",
+        "launch",
+        "analysis",
+        "study",
+        "report",
+        "cli",
+    ),
 )
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
 

@@ -44,7 +44,8 @@ def schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of the configurations that ``rlvr-pl fit --config`` takes."""
     from jsonargparse import set_parsing_settings
 
-    from rlvr_pl.settings import DEFAULTS, fit_parser
+    from rlvr_pl.settings import fit_parser
+    from rlvr_pl.slots import DEFAULTS
 
     # No config holds a torch module, but callbacks that take one would have the hundreds of them described.
     set_parsing_settings(subclasses_disabled=[_is_torch_module])

@@ -86,7 +86,8 @@ def full_settings(study: Study, arm: Arm) -> dict[str, Any]:
     """The arm's settings with every default, as `rlvr-pl fit` would use them."""
     import yaml
 
-    from rlvr_pl.settings import FitCLI, quiet_lightning
+    from rlvr_pl.quiet import quiet_lightning
+    from rlvr_pl.settings import FitCLI
 
     with tempfile.TemporaryDirectory() as scratch, quiet_lightning():
         path = Path(scratch) / "arm.yaml"

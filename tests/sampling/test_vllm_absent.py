@@ -7,12 +7,13 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 import torch
 
+from rlvr_pl.arguments import full_names
 from rlvr_pl.errors import UserError
 from rlvr_pl.mistakes import known_classes
 from rlvr_pl.sampling import named_sampler
 from rlvr_pl.sampling import vllm as ours
 from rlvr_pl.sampling.base import Sampler, seed_of
-from rlvr_pl.settings import full_names, watch_engine
+from rlvr_pl.settings import watch_engine
 
 
 @pytest.fixture
