@@ -64,6 +64,8 @@ class RolloutRecorder(UpdateCallback):
                 "m_plus": fact.m_plus,
                 "m_minus": fact.m_minus,
             }
+            if rollout.grade.parts:
+                row["parts"] = [[weight, r if math.isfinite(r) else None] for weight, r in rollout.grade.parts]
             rows.append({**row, "text": rollout.text} if self.texts else row)
         JsonlFile(rollout_file(RunFolder.of(trainer), report.number)).append(rows)
 

@@ -11,6 +11,7 @@ from rlvr_pl.objectives.clipped import BNPO, DAPO, GSPO, LUSPO, Clipped, Clipped
 from rlvr_pl.objectives.covariance import ClipCov, KLCov
 from rlvr_pl.objectives.entropy_masked import EntropyMasked
 from rlvr_pl.objectives.fork_credit import ForkCredit
+from rlvr_pl.objectives.gdpo import GDPO
 from rlvr_pl.objectives.gmpo import GMPO
 from rlvr_pl.objectives.grpo import GRPO, ORL, DrGRPO, ORLMask, ORLSeqmean
 from rlvr_pl.objectives.max_rl import MaxRL
@@ -30,6 +31,7 @@ __all__ = [
     "BNPO",
     "CISPO",
     "DAPO",
+    "GDPO",
     "GMPO",
     "GRPO",
     "GSPO",

@@ -88,7 +88,8 @@ class Completion:
 @dataclass(frozen=True, slots=True)
 class Grade:
     """A verdict. `reward` is the number learned from (NaN: not scorable); `answer` the extracted answer; `boxed` says
-    whether a boxed answer was found; `seconds` is the CPU time that grading took.
+    whether a boxed answer was found; `seconds` is the CPU time that grading took; `parts` are the weight and
+    the reward of each grader, where `reward` is the weighted sum over several.
 
     >>> Grade(GradeStatus.CORRECT, 1.0, answer="2", boxed=True).reward
     1.0
@@ -99,6 +100,7 @@ class Grade:
     answer: str | None = None
     boxed: bool = False
     seconds: float = 0.0
+    parts: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,7 @@ class RolloutBatch:
     cap: int = 0  # tokens that a completion could have had
     old_logprobs: Tensor | None = None  # [N, T] of the weights that sampled, at the training temperature
     start_logprobs: Tensor | None = None  # [N, T] of the start policy
+    parts: Tensor | None = None  # [N, K, 2] float64, weight and reward of each of K graders; None where there is one
     sampling_logprobs: Tensor | None = None  # [N, T] reported by the sampler (after temperature and top-p)
     entropy: Tensor | None = None  # [N, T] next-token entropy, nats; in `Objective.loss` the differentiable one
     sampling_entropy: Tensor | None = None  # [N, T] entropy of the full softmax at the sampling temperature
@@ -223,6 +226,7 @@ _TENSOR_FIELDS = (
     "token_ids",
     "mask",
     "rewards",
+    "parts",
     "truncated",
     "old_logprobs",
     "start_logprobs",
@@ -262,6 +266,9 @@ def build_batch(rollouts: Sequence[Rollout], group_size: int, **fields: Any) -> 
         if logprobs is not None:
             logprobs[i, : lengths[i]] = torch.tensor(r.completion.logprobs)
     truncated = torch.tensor([r.completion.stop_reason is StopReason.LENGTH for r in rollouts], dtype=torch.bool)
+    parts = [r.grade.parts for r in rollouts]
+    graders = len(parts[0]) if parts else 0
+    summed = graders > 0 and all(len(p) == graders for p in parts)
     cut_tokens = sum(length for length, cut in zip(lengths, truncated.tolist()) if cut)
     return RolloutBatch(
         uids=tuple(r.uid for r in rollouts),
@@ -273,6 +280,7 @@ def build_batch(rollouts: Sequence[Rollout], group_size: int, **fields: Any) -> 
         rewards=torch.tensor([r.grade.reward for r in rollouts], dtype=torch.float64),
         truncated=truncated,
         totals=Totals(rollouts=n, tokens=sum(lengths), truncated_tokens=cut_tokens),
+        parts=torch.tensor(parts, dtype=torch.float64) if summed else None,
         sampling_logprobs=logprobs,
         **fields,
     )

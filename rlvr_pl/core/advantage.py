@@ -48,6 +48,25 @@ def group_advantage(
     return centred.nan_to_num(nan=0.0).flatten()
 
 
+def decoupled_advantage(rewards: Tensor, weights: Tensor, group_size: int, *, eps: float = 1e-4) -> Tensor:
+    """``A_i = s_i / (std of s + eps)``, ``s_i = sum_k w_k (r_ik - mean_k) / (std_k + eps)`` (GDPO, arXiv:2601.05242,
+    section 3), where mean_k and std_k are those of reward k in the group, and the last deviation is that of the update.
+
+    The paper also subtracts the update's mean of s, which is 0: every term is centred within its group.
+
+    Args:
+        rewards: [N, K] of K graders, NaN where one could not score.
+        weights: [N, K], or a shape that broadcasts to it.
+        group_size: rollouts of one question, at least 2.
+        eps: added to the deviations, which divide by n - 1.
+    """
+    columns = [group_advantage(column, group_size, eps=eps) for column in rewards.T]
+    scored = rewards.isfinite().any(1)
+    sums = sum(weight * column for weight, column in zip(weights.expand_as(rewards).T, columns))
+    sums = _as_float64(sums).where(scored, float("nan"))
+    return (sums / (_nanstd(sums[None], 1) + eps)).nan_to_num(nan=0.0)[0]
+
+
 def leave_one_out(rewards: Vector, group_size: int) -> Tensor:
     """``A_i = r_i - mean of the others' rewards`` (RLOO, arXiv:2402.14740, section 3.2); 0 for a group's only score.
 

@@ -41,8 +41,10 @@ class WeightedSum(Grader):
             grader.close()
 
     def _sum(self, grades: tuple[Grade, ...]) -> Grade:
-        terms = [w * g.reward for w, g in zip(self.weights, grades) if not math.isnan(g.reward)]
-        return replace(grades[0], reward=sum(terms) if terms else math.nan, seconds=sum(g.seconds for g in grades))
+        parts = tuple((weight, grade.reward) for weight, grade in zip(self.weights, grades))
+        terms = [weight * reward for weight, reward in parts if not math.isnan(reward)]
+        seconds = sum(g.seconds for g in grades)
+        return replace(grades[0], reward=sum(terms) if terms else math.nan, seconds=seconds, parts=parts)
 
 
 class FormatReward(Grader):

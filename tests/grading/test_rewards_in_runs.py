@@ -63,6 +63,7 @@ def test_several_rewards_with_weights_and_the_ready_made_ones(folder):
     for row in rows:
         # 8 tokens are free, then a quarter for each; nothing is boxed unless the row says so
         overlong = -max(0, row["length"] - 8) / 4
+        assert row["parts"][:3] == [[0.25, row["length"]], [7.0, None], [2.0, 1.0]]
         assert row["reward"] == 0.25 * row["length"] + 2 + overlong + 0.5 * (row["boxed"] and bool(row["answer"]))
     (figures,) = csv.DictReader((folder / "r" / "metrics.csv").open())
     assert float(figures["reward"]) == pytest.approx(sum(r["reward"] for r in rows) / 4)

@@ -73,6 +73,7 @@ def test_weighted_sum() -> None:
     # 1 + 0.5 + 0;  0 + 0.5 - 2 * 0.25;  0 + 0 + 0
     assert [g.reward for g in grades] == [1.5, 0.0, 0.0]
     assert [g.status for g in grades] == [GradeStatus.CORRECT, GradeStatus.WRONG, GradeStatus.NO_ANSWER]
+    assert grades[1].parts == ((1.0, 0.0), (0.5, 1.0), (2.0, -0.25))
 
 
 def test_weighted_sum_leaves_out_what_cannot_be_scored() -> None:

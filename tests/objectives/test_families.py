@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlvr_pl import objectives as o
-from rlvr_pl.types import RolloutBatch
+from rlvr_pl.types import Completion, Grade, GradeStatus, Rollout, RolloutBatch, StopReason, build_batch
 
 EXACT = {"abs": 1e-12, "rel": 0}
 
@@ -57,6 +57,8 @@ A = 0.5 / (math.sqrt(0.5) + 1e-4)  # the supplied advantage of (1, 0)
         (o.ReinforcePlusPlus(), [s * 0.5 / (math.sqrt(1 / 3) + 1e-8) / 8 for s in (1, -1, 1, -1)]),
         (o.ReinforcePlusPlusBaseline(), [s * 0.5 / (math.sqrt(1 / 3) + 1e-8) / 8 for s in (1, -1, 1, -1)]),
         (o.ExpertIterationSFT(), [1 / 8] * 4),
+        # Each s is +-A; over the update their squares sum to 4 A^2, over 3.
+        (o.GDPO(), [s * A / (A * math.sqrt(4 / 3) + 1e-4) / 4 for s in (1, -1, 1, -1)]),
     ],
     ids=lambda x: type(x).__name__ if isinstance(x, o.Objective) else "",
 )
@@ -76,6 +78,24 @@ def test_uniform_groups_are_special_only_with_a_baseline(make_batch) -> None:
     assert first_tokens(o.ReinforcePlusPlusBaseline(), batch) == [0, 0, 0, 0]
     assert first_tokens(o.ReinforcePlusPlus(), batch)[0] > 0
     assert first_tokens(o.SignedReinforce(), batch) == [0.25, 0.25, -0.25, -0.25]
+
+
+def test_rewards_of_several_graders_are_normalised_apart() -> None:
+    """Sums (2, 1) and (1.1, 1): GRPO sees a gap of 1 and one of 0.1; apart, both groups differ in one reward each."""
+    rewards = [[(1.0, 1.0), (1.0, 1.0)], [(1.0, 1.0), (1.0, 0.0)], [(1.0, 1.0), (1.0, 0.1)], [(1.0, 1.0), (1.0, 0.0)]]
+    grades = [Grade(GradeStatus.CORRECT, sum(w * r for w, r in row), parts=tuple(row)) for row in rewards]
+    rollouts = [
+        Rollout(f"q{i // 2}", i % 2, (1,), Completion((5,), StopReason.EOS), "", grade)
+        for i, grade in enumerate(grades)
+    ]
+    batch = build_batch(rollouts, 2)
+    # z = +-0.5/(sqrt(0.5) + eps) where the gap is 1, and +-0.05/(0.1 sqrt(0.5) + eps) where it is 0.1.
+    s = [A, -A, 0.05 / (0.1 * math.sqrt(0.5) + 1e-4), -0.05 / (0.1 * math.sqrt(0.5) + 1e-4)]
+    spread = math.sqrt(sum(x * x for x in s) / 3)  # their mean is 0
+    assert o.GDPO().advantage(batch).tolist() == pytest.approx([x / (spread + 1e-4) for x in s], **EXACT)
+    moved = batch.select([2, 0])
+    assert moved.parts is not None
+    assert moved.parts[..., 1].tolist() == [[1.0, 0.1], [1.0, 1.0]]
 
 
 def test_soft_overlong_punishment(make_batch) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlvr_pl.core.advantage import group_advantage
+from rlvr_pl.core.advantage import decoupled_advantage, group_advantage
 from rlvr_pl.core.logprobs import chunked_logprobs
 from rlvr_pl.objectives import (
     BNPO,
@@ -37,7 +37,6 @@ TOLERANCE = 1e-9
 # TRL holds reward weights and sums in float32: 1e-6 for advantages of several rewards.
 WEIGHTED_TOLERANCE = 1e-6
 
-GDPO = "normalize_then_sum (GDPO) is not implemented: a batch holds one reward a rollout, not one a reward function"
 SCALES = {"group": "std", "batch": "batch-std", "none": "none"}
 DEFAULTS: dict[str, Any] = {
     "loss_type": "dapo",
@@ -105,8 +104,6 @@ def test_loss_and_gradient_equal_trl(case: Case, make_batch, pad) -> None:
     unknown = set(case.config) - set(DEFAULTS)
     if unknown:
         pytest.skip(f"{case.name}: {', '.join(sorted(unknown))} is not implemented")
-    if case.config["multi_objective_aggregation"] != "sum_then_normalize":
-        pytest.skip(f"{case.name}: {GDPO}")
     logprobs = pad(case.data["logps"]).requires_grad_()
     entropy = pad(case.data["entropies"]).requires_grad_()
     loss = _loss(case, _batch(case, make_batch, pad, entropy), logprobs)
@@ -118,10 +115,14 @@ def test_loss_and_gradient_equal_trl(case: Case, make_batch, pad) -> None:
 
 
 def test_advantage_equals_trl(advantages: dict[str, Any]) -> None:
-    if advantages["multi_objective_aggregation"] != "sum_then_normalize":
-        pytest.skip(f"{advantages['name']}: {GDPO}")
-    rewards = [_weighted(r, advantages["reward_weights"]) for r in advantages["rewards"]]
-    ours = group_advantage(rewards, advantages["group"], scale=SCALES[advantages["scale_rewards"]])
+    if advantages["multi_objective_aggregation"] == "normalize_then_sum":
+        rows = [r if isinstance(r, list) else [r] for r in advantages["rewards"]]
+        rewards = torch.tensor([[float("nan") if r is None else r for r in row] for row in rows], dtype=torch.float64)
+        weights = torch.tensor(advantages["reward_weights"] or [1.0], dtype=torch.float64)
+        ours = decoupled_advantage(rewards, weights, advantages["group"])
+    else:
+        sums = [_weighted(r, advantages["reward_weights"]) for r in advantages["rewards"]]
+        ours = group_advantage(sums, advantages["group"], scale=SCALES[advantages["scale_rewards"]])
     tolerance = WEIGHTED_TOLERANCE if advantages["reward_weights"] else TOLERANCE
     assert ours.tolist() == pytest.approx(advantages["advantages"], abs=tolerance, rel=0)
 
