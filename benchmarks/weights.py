@@ -2,8 +2,9 @@
 
     python benchmarks/weights.py [--policy embedded:start] [--rollouts 512] [--tokens 1024] [--json]
 
-A share is of the update's training part: forward and backward of a sample of the same rollouts on the policy, scaled
-to all of them. Sampling and grading, which every objective also waits for, are left out, so the shares are too high.
+A share is of the update's training part: forward and backward of a sample of the same rollouts on the policy, cut to
+its context and scaled to all their tokens. Attention grows faster than that, and sampling and grading, which every
+objective also waits for, are left out, so the shares are too high.
 """
 
 from __future__ import annotations
@@ -74,18 +75,20 @@ def weigh(objective: Objective, batch: RolloutBatch) -> None:
 
 
 def update_seconds(policy_name: str, batch: RolloutBatch) -> float:
-    """Forward and backward of `TRAINED` of the rollouts, scaled to the batch."""
+    """Forward and backward of `TRAINED` rollouts, as long as the policy can read, scaled to the tokens of all."""
     from rlvr_pl.policy import load_policy
     from rlvr_pl.update import GradientSum, accumulate_gradient
 
     policy = load_policy(policy_name)
     rows = batch.select(range(TRAINED))
-    rows = rows.replace(token_ids=rows.token_ids % policy.head.shape[0])
+    length = min(rows.mask.shape[1], policy.max_context - len(rows.prompt_ids[0]))
+    token_ids = rows.token_ids[:, :length] % policy.head.shape[0]
+    rows = rows.replace(token_ids=token_ids, mask=rows.mask[:, :length])
     weights = torch.ones(rows.mask.shape, dtype=torch.float64)
     pairs = [(p, p) for p in policy.model.parameters()]
     work = lambda: accumulate_gradient(policy, GRPO(), rows, weights, GradientSum(pairs), max_tokens=8192)  # noqa: E731
     work()
-    return cpu_seconds(work, 2) * len(batch) / TRAINED
+    return cpu_seconds(work, 2) * batch.totals.tokens / (TRAINED * length)
 
 
 def main() -> None:

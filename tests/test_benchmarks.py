@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import sys
 from pathlib import Path
 
@@ -60,3 +62,31 @@ def test_without_a_gpu_nothing_is_claimed(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["gpu.py"])
     assert gpu.main() == 0
     assert capsys.readouterr().out == "gpu: there is no GPU here, so nothing was measured\n"
+
+
+SMALLEST = {
+    "weights": "--rollouts 8 --tokens 1024",  # more tokens than the embedded policy can read
+    "head": "--rows 16 --hidden 16 --vocabulary 5000 --runs 1",
+    "sampler": "--rows 8 --max-new-tokens 8 --runs 1",
+    "monitors": "--updates 6 --questions 2 --drift-every 3",
+    "drift_memory": "--hidden 64 --tokens 64",
+    "scaling": "--over length --runs 1",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALLEST)
+def test_every_benchmark_runs_to_its_figures(name, monkeypatch, capsys):
+    """At its smallest, so that a documented command never meets a fault that only it would have shown."""
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *SMALLEST[name].split(), "--json"])
+    assert not importlib.import_module(name).main()
+    figures = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert any(isinstance(x, float) and x > 0 for x in _leaves(figures))
+
+
+def _leaves(value):
+    if isinstance(value, (dict, list)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(part)
+    else:
+        yield value
