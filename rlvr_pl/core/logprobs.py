@@ -14,9 +14,11 @@ FP32, or FP64 when the inputs are FP64.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -30,8 +32,12 @@ _LARGE = 2**24
 # Where oneDNN makes the products, rows are filled up to multiples of this: on a CPU every new shape costs kernels of
 # its own, in time and in megabytes that are not given back.
 _ROW_STEP = 64
-# Vocabularies from which FP32 products go to oneDNN: below, row blocks are long, and of many lengths.
-_QUICK = 4096
+# Vocabularies from which FP32 products go to oneDNN: below, row blocks are long, and of many lengths. A sweep's tiles
+# are lower than `linear_loss`'s row blocks.
+_QUICK, _QUICK_SWEEP = 4096, 512
+# FP32 and FP64 logits are kept in bits, not nats, wherever only their exponentials and sums are wanted: torch's exp2 on
+# a CPU takes a quarter of its exp's time.
+_BIT = math.log2(math.e)
 
 
 def token_logprobs_reference(hidden: Tensor, head: Tensor, targets: Tensor, *, temperature: float = 1.0) -> Tensor:
@@ -157,26 +163,37 @@ def entropy_and_kl(
     _check(hidden_b, head_b, targets, 1.0, vocab_chunk)
     if head_a.shape[0] != head_b.shape[0]:
         raise ValueError(f"vocabularies differ: {head_a.shape[0]} and {head_b.shape[0]}")
-    flat_a, flat_b = (_widen(x.reshape(-1, x.shape[-1])) for x in (hidden_a, hidden_b))
-    flat_targets = targets.reshape(-1)
-    a, b = _Online(flat_a, torch.float64), _Online(flat_b, torch.float64)
+    flat_a, flat_b = (_widen(x.reshape(-1, x.shape[-1])) * _BIT for x in (hidden_a, hidden_b))
+    flat_targets, count = targets.reshape(-1), targets.numel()
+    onednn = _sweeps_quickly(len(head_a), flat_a, flat_b)
+    if onednn:
+        flat_a, flat_b, flat_targets = (_fill(x) for x in (flat_a, flat_b, flat_targets))
+    a, b = (_Online(x, torch.float64, _BIT) for x in (flat_a, flat_b))
     gap = torch.zeros_like(a.total)  # running sum of exp(z_a - max_a) (z_a - z_b)
+    some_a, some_b = head_a, head_b
     for columns, rows in _tiles(head_a, len(flat_targets), vocab_chunk):
-        z_a, z_b = (x[rows] @ _widen(h[columns]).T for x, h in ((flat_a, head_a), (flat_b, head_b)))
+        if rows.start == 0:  # columns are widened once for all rows
+            some_a, some_b = (_widen(h[columns]) for h in (head_a, head_b))
+        z_a, z_b = (_logits(x[rows], h, 1.0, onednn) for x, h in ((flat_a, some_a), (flat_b, some_b)))
         apart = z_a - z_b
         shrink, exp_a = a.add(rows, z_a)
         gap[rows] = gap[rows] * shrink + apart.mul_(exp_a).sum(1)
         b.add(rows, z_b, moment=True, targets=flat_targets, first=columns.start)
-    kl = gap / a.total - a.logsumexp() + b.logsumexp()
-    nll = b.logsumexp() - b.target
-    return tuple(x.to(flat_b.dtype).view(targets.shape) for x in (b.entropy(), kl, nll))  # type: ignore[return-value]
+    kl = gap / a.total / _BIT - a.logsumexp() + b.logsumexp()
+    nll = b.logsumexp() - b.at_target()
+    found = (b.entropy(), kl, nll)
+    return tuple(x[:count].to(flat_b.dtype).view(targets.shape) for x in found)  # type: ignore[return-value]
 
 
 class _Online:
-    """Running sums over the vocabulary for each row: maximum, sum of exponentials, first moment, target logit."""
+    """Running sums over the vocabulary for each row: maximum, sum of exponentials, first moment, target logit.
 
-    def __init__(self, like: Tensor, dtype: torch.dtype) -> None:
+    `unit` is what the logits that it is given are of one nat: 1, or `_BIT` for logits in bits. What it returns is nats.
+    """
+
+    def __init__(self, like: Tensor, dtype: torch.dtype, unit: float = 1.0) -> None:
         rows = len(like)
+        self.unit = unit
         self.max = like.new_full((rows,), -torch.inf, dtype=dtype)
         self.total = like.new_zeros(rows, dtype=dtype)  # sum exp(z - max)
         self.moment = like.new_zeros(rows, dtype=dtype)  # sum exp(z - max) (z - max)
@@ -193,9 +210,9 @@ class _Online:
             self.target[rows] = _pick(z, targets[rows] - first, self.target[rows])
         old = self.max[rows]
         new = torch.maximum(old, z.amax(1))
-        shrink = (old - new).exp()
+        shrink = _exp(old - new, self.unit)
         shifted = z.sub_(new[:, None].to(z.dtype))
-        exp = shifted.exp() if moment else shifted.exp_()
+        exp = _exp(shifted, self.unit) if moment else _exp_(shifted, self.unit)
         if moment:
             # the old terms move by (old - new); before the first tile there are none, and -inf * 0 would be NaN
             moved = self.moment[rows] + torch.where(old == -torch.inf, 0, old - new) * self.total[rows]
@@ -205,10 +222,34 @@ class _Online:
         return shrink, exp
 
     def logsumexp(self) -> Tensor:
-        return self.max + self.total.log()
+        return self.max / self.unit + self.total.log()
 
     def entropy(self) -> Tensor:
-        return self.total.log() - self.moment / self.total
+        return self.total.log() - self.moment / self.total / self.unit
+
+    def at_target(self) -> Tensor:
+        return self.target / self.unit
+
+
+class _Sweep:
+    """The logits of rows [R, h] under a head [V, h], tile by tile: those of FP32 and FP64 inputs in bits.
+
+    Attributes:
+        onednn: whether the products are oneDNN's; then `hidden` and `targets` are filled up with rows of zeros.
+        unit: what the logits are of one nat.
+    """
+
+    def __init__(self, hidden: Tensor, head: Tensor, targets: Tensor, scale: float) -> None:
+        self.onednn = _sweeps_quickly(len(head), hidden, head)
+        self.targets = _fill(targets) if self.onednn else targets
+        hidden = _fill(hidden) if self.onednn else hidden
+        self.unit = 1.0 if hidden.dtype in (torch.bfloat16, torch.float16) else _BIT
+        self.hidden = hidden if self.unit == 1 else hidden * (scale * self.unit)
+        self._head, self._scale = head, scale if self.unit == 1 else 1.0
+
+    def logits(self, columns: slice, rows: slice) -> Tensor:
+        """A fresh tensor [r, c]."""
+        return _logits(self.hidden[rows], self._head[columns], self._scale, self.onednn)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -216,13 +257,15 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(hidden, head, targets, scale, vocab_chunk, with_entropy):  # type: ignore[override]
-        sums = _Online(hidden, _wide_dtype(hidden))
-        for columns, rows in _tiles(head, len(hidden), vocab_chunk):
-            z = _logits(hidden[rows], head[columns], scale)
-            sums.add(rows, z, moment=with_entropy, targets=targets, first=columns.start)
+        sweep = _Sweep(hidden, head, targets, scale)
+        sums = _Online(sweep.hidden, _wide_dtype(hidden), sweep.unit)
+        for columns, rows in _tiles(head, len(sweep.hidden), vocab_chunk):
+            z = sweep.logits(columns, rows)
+            sums.add(rows, z, moment=with_entropy, targets=sweep.targets, first=columns.start)
         lse = sums.logsumexp()
         entropy = sums.entropy() if with_entropy else torch.zeros_like(lse)
-        return sums.target - lse, entropy, lse
+        logprobs = sums.at_target() - lse
+        return tuple(x[: len(hidden)] for x in (logprobs, entropy, lse))
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -242,20 +285,26 @@ class _TokenLogprobs(torch.autograd.Function):
             return (None,) * 6
         wide = _wide_dtype(hidden)
         grad_logprobs = torch.zeros_like(lse) if grad_logprobs is None else grad_logprobs
+        sweep = _Sweep(hidden, head, targets, ctx.scale)
+        if sweep.onednn:
+            hidden, grad_logprobs, entropy, lse = (_fill(x) for x in (hidden, grad_logprobs, entropy, lse))
+            grad_entropy = None if grad_entropy is None else _fill(grad_entropy)
         grad_hidden = torch.zeros_like(hidden, dtype=wide) if ctx.needs_input_grad[0] else None
         grad_head = torch.zeros_like(head, dtype=wide) if ctx.needs_input_grad[1] else None
         for columns, rows in _tiles(head, len(hidden), ctx.vocab_chunk):
-            logp = _logits(hidden[rows], head[columns], ctx.scale).sub_(lse[rows, None])
+            logp = sweep.logits(columns, rows).sub_(lse[rows, None] * sweep.unit)
             dz = -grad_logprobs[rows, None]
             if grad_entropy is not None:
-                dz = dz - grad_entropy[rows, None] * (logp + entropy[rows, None])
-            dz = logp.exp_().mul_(dz) if grad_entropy is None else dz.mul_(logp.exp_())
-            _add_at(dz, targets[rows] - columns.start, grad_logprobs[rows])
+                dz = dz - grad_entropy[rows, None] * (logp / sweep.unit + entropy[rows, None])
+            p = _exp_(logp, sweep.unit)
+            dz = p.mul_(dz) if grad_entropy is None else dz.mul_(p)
+            _add_at(dz, sweep.targets[rows] - columns.start, grad_logprobs[rows])
             dz = dz.mul_(ctx.scale).to(hidden.dtype)
             if grad_hidden is not None:
-                _addmm(grad_hidden[rows], dz, head[columns])
+                _add_product(grad_hidden[rows], dz, head[columns], sweep.onednn)
             if grad_head is not None:
-                _addmm(grad_head[columns], dz.T, hidden[rows])
+                _add_product(grad_head[columns], dz.T, hidden[rows], sweep.onednn)
+        grad_hidden = None if grad_hidden is None else grad_hidden[: len(ctx.saved_tensors[0])]
         grads = [None if g is None else g.to(x.dtype) for g, x in ((grad_hidden, hidden), (grad_head, head))]
         return *grads, None, None, None, None
 
@@ -312,10 +361,7 @@ class _LinearLoss(torch.autograd.Function):
             if grad_head is not None:
                 for columns, exp, share in tiles:
                     scaled = (rows * (share[:, None] * pull)).to(rows.dtype)
-                    if onednn:
-                        grad_head[columns] += product(exp.T, scaled)
-                    else:
-                        _addmm(grad_head[columns], exp.T, scaled)
+                    _add_product(grad_head[columns], exp.T, scaled, onednn)
                 grad_head.index_add_(0, at, -pull * rows)
         ctx.grads = grad_hidden, None if grad_head is None else grad_head.to(head.dtype)
         ctx.mark_non_differentiable(logprobs)
@@ -356,9 +402,28 @@ def _exp_tiles(
     return [(columns, exp, (top - lse).exp()) for columns, exp, top in tiles], at_target - lse
 
 
-def _logits(rows: Tensor, head: Tensor, scale: float) -> Tensor:
+def _exp(z: Tensor, unit: float) -> Tensor:
+    """exp of logits in nats (`unit` 1) or bits (`_BIT`)."""
+    return z.exp() if unit == 1 else z.exp2()
+
+
+def _exp_(z: Tensor, unit: float) -> Tensor:
+    return z.exp_() if unit == 1 else z.exp2_()
+
+
+def _sweeps_quickly(vocabulary: int, *factors: Tensor) -> bool:
+    """Whether oneDNN makes the products of a sweep over the vocabulary."""
+    return vocabulary >= _QUICK_SWEEP and quick(*factors)
+
+
+def _fill(x: Tensor) -> Tensor:
+    """x [R, ...] with zeros up to a multiple of `_ROW_STEP` rows."""
+    return F.pad(x, (0, 0) * (x.dim() - 1) + (0, -len(x) % _ROW_STEP))
+
+
+def _logits(rows: Tensor, head: Tensor, scale: float, onednn: bool = False) -> Tensor:
     """rows @ head.T * scale in FP32 (FP64), a fresh tensor."""
-    z = _widen(rows @ head.T)
+    z = _widen(product(rows, head.T) if onednn else rows @ head.T)
     return z if scale == 1 else z.mul_(scale)
 
 
@@ -375,9 +440,11 @@ def _add_at(z: Tensor, column: Tensor, value: Tensor) -> None:
     z.scatter_add_(1, column.clamp(0, z.shape[1] - 1)[:, None], torch.where(inside, value, 0)[:, None])
 
 
-def _addmm(out: Tensor, a: Tensor, b: Tensor) -> None:
+def _add_product(out: Tensor, a: Tensor, b: Tensor, onednn: bool = False) -> None:
     """out += a @ b, with `out` at least as wide as the factors."""
-    if out.dtype == a.dtype:
+    if onednn:
+        out += product(a, b)
+    elif out.dtype == a.dtype:
         out.addmm_(a, b)
     else:
         out += a @ b
@@ -394,7 +461,7 @@ def _tiles(head: Tensor, rows: int, vocab_chunk: int) -> Iterator[tuple[slice, s
     width = min(vocab_chunk, len(head))
     if head.device.type == "cpu":
         width = min(width, 2048)
-        height = max(64, _CPU_TILE // width)
+        height = max(64, _CPU_TILE // width // _ROW_STEP * _ROW_STEP)
     else:
         height = max(64, _LARGE // width)
     for first in range(0, len(head), width):

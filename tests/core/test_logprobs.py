@@ -201,6 +201,37 @@ def test_large_float32_heads_by_onednn(monkeypatch: pytest.MonkeyPatch, row_chun
     assert theirs < 1e-5
 
 
+@pytest.mark.skipif(products._OPERATOR is None, reason="this torch has no oneDNN product")
+@pytest.mark.parametrize("temperature", [0.8, 1.0])
+def test_sweeps_of_float32_heads_by_onednn(monkeypatch: pytest.MonkeyPatch, temperature: float):
+    """As for `linear_loss`: no farther from FP64 than four times what torch's own products are. 150 rows are filled up
+    to 192, 2,500 columns make one tile of 2,048 and one of 452."""
+    wide = case(150, 24, 2500)
+    other = [x.detach() for x in case(150, 24, 2500, seed=1)[:2]]
+
+    def values(hidden: Tensor, head: Tensor) -> list[Tensor]:
+        logprobs, entropy = chunked_logprobs(hidden, head, wide[2], temperature=temperature, with_entropy=True)
+        weights = wide[3].to(hidden.dtype)
+        grads = torch.autograd.grad((weights * logprobs).sum() + 0.3 * (weights**2 * entropy).sum(), [hidden, head])
+        drift = entropy_and_kl(hidden.detach(), head.detach(), *(x.to(hidden.dtype) for x in other), wide[2])
+        return [logprobs, entropy, *grads, *drift]
+
+    exact = values(*wide[:2])
+    real, calls = products._OPERATOR, []
+
+    def distance(operator) -> float:
+        monkeypatch.setattr(products, "_OPERATOR", operator)
+        found = values(*(x.detach().float().requires_grad_() for x in wide[:2]))
+        return max(float((x.double() - y).norm() / y.norm()) for x, y in zip(found, exact))
+
+    ours = distance(lambda *a: calls.append(a[0].shape) or real(*a))
+    # rows of logits and of both gradients; 2,048 and 452 columns
+    assert set(calls) == {(192, 24), (192, 2048), (192, 452), (2048, 192), (452, 192)}
+    theirs = distance(None)
+    assert ours <= 4 * theirs
+    assert theirs < 1e-5
+
+
 @pytest.mark.parametrize("wanted", ["hidden", "head", "nothing"])
 def test_linear_loss_computes_only_the_gradients_asked_for(wanted: str):
     hidden, head, targets, weights = case(4, 3, 7)
