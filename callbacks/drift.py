@@ -104,34 +104,35 @@ def make_contexts(start: Policy, sampler: Sampler, questions: Sequence[Question]
     )
 
 
-@torch.no_grad()
-def hidden_states(policy: Policy, batch: RolloutBatch, plan: Sequence[Sequence[int]]) -> list[Tensor]:
-    """For each micro-batch, the states [m, h] that predict its completion tokens, in row-major order."""
-    return [completion_hidden(policy, batch.select(rows)) for rows in plan]
-
-
 class StartStates:
-    """The start policy's side, kept as its hidden states and head: tokens x h + V x h numbers, read once."""
+    """The start policy's side, kept as its hidden states and head: tokens x h + V x h numbers, read once.
 
-    def __init__(self, start: Policy, batch: RolloutBatch, plan: Sequence[Sequence[int]]) -> None:
+    Args:
+        start: the start policy.
+        parts: the contexts in micro-batches.
+    """
+
+    def __init__(self, start: Policy, parts: Sequence[RolloutBatch]) -> None:
         self.head = start.head.detach().clone()
-        self._states = hidden_states(start, batch, plan)
+        with torch.no_grad():
+            self._states = [completion_hidden(start, part) for part in parts]
 
     def states(self, index: int) -> Tensor:
-        """[m, h] of micro-batch `index`."""
+        """[m, h], the states that predict the completion tokens of micro-batch `index`, in row-major order."""
         return self._states[index]
 
 
 class StartCopy:
     """The start policy's side, computed anew from a frozen copy: no memory beyond the copy, twice the passes."""
 
-    def __init__(self, start: Policy, batch: RolloutBatch, plan: Sequence[Sequence[int]]) -> None:
+    def __init__(self, start: Policy, parts: Sequence[RolloutBatch]) -> None:
         self.head = start.head
-        self._start, self._batch, self._plan = start, batch, plan
+        self._start, self._parts = start, parts
 
+    @torch.no_grad()
     def states(self, index: int) -> Tensor:
         """[m, h] of micro-batch `index`."""
-        return hidden_states(self._start, self._batch, [self._plan[index]])[0]
+        return completion_hidden(self._start, self._parts[index])
 
 
 class DriftMeter:
@@ -157,9 +158,9 @@ class DriftMeter:
         max_tokens: int = 2048,
         vocab_chunk: int = 8192,
     ) -> None:
-        self._batch = contexts.batch()
-        self._plan = plan_micro_batches(self._batch, range(len(self._batch)), max_tokens)
-        self._start = side(start, self._batch, self._plan)
+        batch = contexts.batch()
+        self._parts = [batch.select(rows) for rows in plan_micro_batches(batch, range(len(batch)), max_tokens)]
+        self._start = side(start, self._parts)
         self._vocab_chunk = vocab_chunk
         self.tokens = contexts.tokens
         self.vocabulary = start.head.shape[0]
@@ -168,8 +169,7 @@ class DriftMeter:
     def measure(self, policy: Policy) -> dict[str, float]:
         """``entropy`` (next token, T=1), ``kl`` (start || policy) and ``nll`` (of the start's tokens), nats a token."""
         sums = torch.zeros(3, dtype=torch.float64)
-        for index, rows in enumerate(self._plan):
-            part = self._batch.select(rows)
+        for index, part in enumerate(self._parts):
             hidden = completion_hidden(policy, part)
             targets = part.token_ids[part.mask].to(hidden.device)
             start = self._start.states(index).to(hidden.device)

@@ -51,6 +51,12 @@ def diagnoses(trainer: Trainer, module: RLVRModule, report: UpdateReport) -> lis
 
 def facts(trainer: Trainer, module: RLVRModule, report: UpdateReport) -> list[RolloutFacts]:
     """What `rlvr_pl.core.windows` needs to know of each rollout of the update."""
+    if report.facts is None:
+        report.facts = _facts(report, diagnoses(trainer, module, report))
+    return report.facts
+
+
+def _facts(report: UpdateReport, found: Sequence[Diagnosis]) -> list[RolloutFacts]:
     plus = report.weights.clamp(min=0).double().sum(1).tolist()
     minus = (-report.weights).clamp(min=0).double().sum(1).tolist()
     rewards = report.batch.rewards.tolist()
@@ -68,7 +74,7 @@ def facts(trainer: Trainer, module: RLVRModule, report: UpdateReport) -> list[Ro
             m_plus=plus[i],
             m_minus=minus[i],
         )
-        for i, (rollout, d) in enumerate(zip(report.rollouts, diagnoses(trainer, module, report)))
+        for i, (rollout, d) in enumerate(zip(report.rollouts, found))
     ]
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlvr_pl.callbacks.base import UpdateCallback
 from rlvr_pl.errors import RunFailure
+from rlvr_pl.sampling.nucleus import largest
 from rlvr_pl.types import Completion, Grade, GradeStatus, Rollout, build_batch
 from rlvr_pl.update import completion_hidden
 
@@ -133,7 +134,7 @@ def logprob_gaps(
 
 def nucleus_mass(probs: Tensor, top_p: float) -> Tensor:
     """[n] what the smallest set of tokens that reaches `top_p` holds of each row of `probs` [n, V]: `top_p` or more."""
-    ordered = probs.sort(1, descending=True).values
+    ordered = largest(probs, probs.shape[1])
     keep = ordered.cumsum(1) - ordered < top_p
     keep[:, 0] = True
     return torch.where(keep, ordered, 0).sum(1)

@@ -77,6 +77,9 @@ def _set_aside(path: Path, lines: Iterable[bytes]) -> None:
     print(f"rlvr-pl: {path}: held a line cut off or damaged; set aside in {aside.name}", file=sys.stderr)
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
+
+
 class JsonlFile:
     """Append-only JSON lines, each row carrying an `update`."""
 
@@ -85,7 +88,7 @@ class JsonlFile:
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append rows as one write and force them to disk."""
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        text = "".join(_ENCODER.encode(row) + "\n" for row in rows)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as f:
             f.write(text)

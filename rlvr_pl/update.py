@@ -25,6 +25,7 @@ from rlvr_pl.types import RolloutBatch
 
 if TYPE_CHECKING:
     from rlvr_pl.core.rollout_class import Diagnosis
+    from rlvr_pl.core.windows import RolloutFacts
     from rlvr_pl.policy import Policy
     from rlvr_pl.types import Question, Rollout
 
@@ -80,19 +81,18 @@ def _cut(ordered: Sequence[int], total: dict[int, int], max_tokens: int) -> list
 def completion_hidden(policy: Policy, batch: RolloutBatch) -> Tensor:
     """Hidden states [M, h] that predict the M completion tokens of the batch, in row-major order of `batch.mask`."""
     device = policy.head.device
-    lengths = batch.lengths.tolist()
-    width = max((len(p) + n for p, n in zip(batch.prompt_ids, lengths)), default=0)
+    prompts, lengths = torch.tensor([len(p) for p in batch.prompt_ids], dtype=torch.long), batch.lengths
+    width = int((prompts + lengths).max()) if len(batch) else 0
     if policy.head.dtype in (torch.bfloat16, torch.float16):
         width = min(-(-width // WIDTH_STEP) * WIDTH_STEP, policy.max_context)
+    place = torch.arange(width)
+    ends = prompts + lengths
+    in_prompt, attended = (place < end[:, None] for end in (prompts, ends))
     ids = torch.full((len(batch), width), policy.pad_id, dtype=torch.long)
-    attended = torch.zeros(len(batch), width, dtype=torch.long)
-    predicts = torch.zeros(len(batch), width, dtype=torch.bool)
-    for i, (prompt, n) in enumerate(zip(batch.prompt_ids, lengths)):
-        p = len(prompt)
-        ids[i, :p] = torch.tensor(prompt)
-        ids[i, p : p + n] = batch.token_ids[i, :n]
-        attended[i, : p + n] = 1
-        predicts[i, p - 1 : p - 1 + n] = True
+    ids[in_prompt] = torch.tensor([i for prompt in batch.prompt_ids for i in prompt], dtype=torch.long)
+    in_completion = torch.arange(batch.token_ids.shape[1]) < lengths[:, None]
+    ids[attended & ~in_prompt] = batch.token_ids[in_completion]
+    predicts = (place >= prompts[:, None] - 1) & (place < ends[:, None] - 1)
     hidden = policy.hidden_states(ids.to(device), attended.to(device))
     return hidden[predicts.to(device)]
 
@@ -445,7 +445,9 @@ class UpdateReport:
         self.seconds = seconds
         self.cost = cost
         self.metrics = metrics
-        self.diagnoses: list[Diagnosis] | None = None  # set by `callbacks.facts` when a callback first asks
+        # set by `callbacks.facts` when a callback first asks
+        self.diagnoses: list[Diagnosis] | None = None
+        self.facts: list[RolloutFacts] | None = None
 
     @property
     def loss(self) -> float:

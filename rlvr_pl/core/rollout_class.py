@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import unicodedata
 import zlib
+from collections import Counter
 from dataclasses import dataclass
 
 from rlvr_pl.types import RolloutClass, StopReason
@@ -129,7 +130,11 @@ def _common_end(a: str, b: str) -> int:
 
 def has_odd_characters(text: str) -> bool:
     """Whether at least 10% of the characters are control, private-use, unassigned or replacement characters."""
-    odd = sum(c == "\ufffd" or (unicodedata.category(c)[0] == "C" and c not in "\t\n\r\u200c\u200d") for c in text)
+    odd = sum(
+        count
+        for c, count in Counter(text).items()
+        if c == "\ufffd" or (unicodedata.category(c)[0] == "C" and c not in "\t\n\r\u200c\u200d")
+    )
     return len(text) >= ODD_CHARACTERS and odd >= ODD_SHARE * len(text)
 
 

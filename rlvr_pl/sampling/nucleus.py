@@ -36,14 +36,14 @@ def sample(probs: Tensor, uniform: Tensor, top_p: float) -> tuple[Tensor, Tensor
     vocabulary = probs.shape[1]
     width = 128 if vocabulary <= _SHORT else 2048
     if width * 4 > vocabulary:
-        return _invert(probs, _largest(probs, vocabulary), uniform, top_p)[:2]
+        return _invert(probs, largest(probs, vocabulary), uniform, top_p)[:2]
     if vocabulary > _SHORT and probs.device.type == "cpu":
         return _sample_long(probs, uniform, top_p, width)
-    ids, logprobs, open_ended = _invert(probs, _largest(probs, width), uniform, top_p)
+    ids, logprobs, open_ended = _invert(probs, largest(probs, width), uniform, top_p)
     if open_ended.any():
         rest = open_ended.nonzero()[:, 0]
         full = probs[rest]
-        ids[rest], logprobs[rest], _ = _invert(full, _largest(full, vocabulary), uniform[rest], top_p)
+        ids[rest], logprobs[rest], _ = _invert(full, largest(full, vocabulary), uniform[rest], top_p)
     return ids, logprobs
 
 
@@ -56,7 +56,7 @@ def _sample_long(probs: Tensor, uniform: Tensor, top_p: float, width: int) -> tu
     some = within.nonzero()[:, 0]
     if len(some):
         here = probs if len(some) == len(probs) else probs[some]
-        ids[some], logprobs[some], open_ended = _invert(here, _largest(here, width), uniform[some], top_p)
+        ids[some], logprobs[some], open_ended = _invert(here, largest(here, width), uniform[some], top_p)
         within[some] = ~open_ended
     for row in (~within).nonzero()[:, 0].tolist():
         ids[row], logprobs[row] = _invert_row(probs[row].numpy(), float(uniform[row]), top_p)
@@ -119,7 +119,7 @@ def _invert_row(probs: NDArray[np.float32], uniform: float, top_p: float) -> tup
     return (int(ids[skip]) if len(ids) else 0), float(np.log(value / mass))
 
 
-def _largest(probs: Tensor, width: int) -> Tensor:
+def largest(probs: Tensor, width: int) -> Tensor:
     """The `width` largest entries of each row in descending order (values only, so equal ones need no order)."""
     rows, vocabulary = probs.shape
     if probs.device.type != "cpu":

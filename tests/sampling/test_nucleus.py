@@ -112,8 +112,8 @@ def test_rows_that_no_selection_settles_are_not_selected_from(monkeypatch: pytes
     probs = torch.cat([flat, steep, flat, steep])
     probs /= probs.sum(1, keepdim=True)
     uniform = torch.tensor([0.60003, 0.6, 0.05003, 0.3], dtype=torch.float64)
-    real, selected = nucleus._largest, []
-    monkeypatch.setattr(nucleus, "_largest", lambda p, width: selected.append(len(p)) or real(p, width))
+    real, selected = nucleus.largest, []
+    monkeypatch.setattr(nucleus, "largest", lambda p, width: selected.append(len(p)) or real(p, width))
     ids, logprobs = nucleus.sample(probs, uniform, top_p)
     expected_ids, expected_logprobs = draw_plainly(probs, uniform, top_p)
     assert ids.tolist() == expected_ids.tolist()
