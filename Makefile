@@ -23,7 +23,7 @@ test-slow: $(VENV)/.installed-dev
 	$(BIN)/pytest -n $(WORKERS) -m "slow and not vllm"
 
 test-vllm: .venv-vllm/.installed
-	.venv-vllm/bin/pytest -m vllm tests/sampling/test_vllm.py
+	.venv-vllm/bin/pytest -m vllm tests/sampling/test_vllm.py tests/sampling/test_vllm_served.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -29,8 +29,15 @@ from rlvr_pl.records import RunFolder, atomic_write_text
 from rlvr_pl.settings import FitCLI
 from rlvr_pl.types import Completion, Grade, GradeStatus, Rollout, StopReason, build_batch
 
-# What a resumed run may be told: on how many devices it goes on.
-WHERE = ("--trainer.devices", "--trainer.num_nodes", "--trainer.strategy", "--trainer.accelerator")
+# What a resumed run may be told: on how many devices it goes on, and where the servers of its sampler are by now.
+WHERE = (
+    "--trainer.devices",
+    "--trainer.num_nodes",
+    "--trainer.strategy",
+    "--trainer.accelerator",
+    "--sampler.url",
+    "--sampler.folder",
+)
 PACKAGES = ("torch", "lightning", "transformers", "math-verify", "numpy")
 
 

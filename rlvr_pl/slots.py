@@ -9,6 +9,7 @@ import rlvr_pl.grading
 import rlvr_pl.objectives
 import rlvr_pl.sampling.torch
 import rlvr_pl.sampling.vllm
+import rlvr_pl.sampling.vllm_server
 from rlvr_pl.data.module import RunData
 from rlvr_pl.data.reasoning_gym import ReasoningGym
 from rlvr_pl.data.solutions import SolutionData
@@ -17,7 +18,15 @@ from rlvr_pl.objectives.base import Objective
 from rlvr_pl.sampling.base import Sampler
 
 # Imported, so that the parser finds their classes by name.
-ROOMS = (rlvr_pl.grading, rlvr_pl.objectives, ReasoningGym, rlvr_pl.sampling.torch, rlvr_pl.sampling.vllm, SolutionData)
+ROOMS = (
+    rlvr_pl.grading,
+    rlvr_pl.objectives,
+    ReasoningGym,
+    rlvr_pl.sampling.torch,
+    rlvr_pl.sampling.vllm,
+    rlvr_pl.sampling.vllm_server,
+    SolutionData,
+)
 CALLBACKS: dict[str, type] = {name: getattr(rlvr_pl.callbacks, name) for name in rlvr_pl.callbacks.__all__}
 # Callbacks of every run, in the order in which they see an update; RunRecord and checkpoints come last.
 STANDING = {

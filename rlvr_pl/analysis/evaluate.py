@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_pl.analysis.command import Result, Table, add_output_arguments, progress_console
-from rlvr_pl.analysis.explore import add_sampler_argument
+from rlvr_pl.analysis.explore import add_sampler_argument, sampler_of
 from rlvr_pl.errors import UserError
 
 
@@ -40,10 +40,9 @@ def run(args: argparse.Namespace) -> Result:
     from rlvr_pl.evaluation import evaluate_questions, header, summarize, write_items
     from rlvr_pl.grading import named_grader
     from rlvr_pl.policy import best_device, load_policy
-    from rlvr_pl.sampling import named_sampler
     from rlvr_pl.sampling.base import Decoding
 
-    sampler, grader = named_sampler(args.sampler), named_grader(args.grader)
+    sampler, grader = sampler_of(args), named_grader(args.grader)
     questions = load_questions(args.questions)[: args.limit]
     policy = load_policy(args.policy, untie_embeddings=args.untie_embeddings, device=best_device())
     decoding = Decoding(0.0, 1.0, args.max_new_tokens or policy.default_max_new_tokens)

@@ -17,6 +17,7 @@ from rlvr_pl.sampling import NAMES
 
 if TYPE_CHECKING:
     from rlvr_pl.expert_iteration.explorer import Explorer
+    from rlvr_pl.sampling.base import Sampler
 
 
 def add_explorer_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,10 +44,19 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampler_argument(parser: argparse.ArgumentParser) -> None:
-    """``--sampler``, a name that `named_sampler` knows."""
+    """``--sampler``, a name that `named_sampler` knows, and the servers of ``vllm-server``."""
     parser.add_argument(
         "--sampler", choices=NAMES, default="torch", help="what draws the tokens; part of every record (default: torch)"
     )
+    parser.add_argument("--server", action="append", default=[], metavar="URL", help="of vllm-server; once for each")
+    parser.add_argument("--server-folder", metavar="FOLDER", help="through which servers get their weights")
+
+
+def sampler_of(args: argparse.Namespace, max_batch_tokens: int | None = None) -> Sampler:
+    """The sampler that `add_sampler_argument`'s options name."""
+    from rlvr_pl.sampling import named_sampler
+
+    return named_sampler(args.sampler, max_batch_tokens, args.server, args.server_folder)
 
 
 @contextlib.contextmanager
@@ -59,16 +69,15 @@ def open_explorer(args: argparse.Namespace, checkpoint: str | Path, hint: str | 
     from rlvr_pl.grading import named_grader
     from rlvr_pl.policy import best_device, load_policy
     from rlvr_pl.prompts import make_template
-    from rlvr_pl.sampling import named_sampler
     from rlvr_pl.sampling.base import Decoding
 
-    grader, sampler = named_grader(args.grader), named_sampler(args.sampler, args.batch_tokens)
+    grader, sampler = named_grader(args.grader), sampler_of(args, args.batch_tokens)
     policy = load_policy(checkpoint, untie_embeddings=args.untie_embeddings, device=best_device())
     if hint is not None:
         policy = replace(policy, template=make_template({**policy.template.spec(), "hint": hint}, policy.tokenizer))
     decoding = Decoding(args.temperature, args.top_p, args.max_new_tokens or policy.default_max_new_tokens)
-    sampler.sync(policy)
     try:
+        sampler.sync(policy)
         yield Explorer(policy, sampler, grader, decoding, args.seed, args.batch_tokens)
     finally:
         grader.close()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from rlvr_pl.errors import RunFailure, UserError
-from rlvr_pl.types import Completion
+from rlvr_pl.types import Completion, StopReason
 
 if TYPE_CHECKING:
     from rlvr_pl.policy import Policy
@@ -101,6 +101,22 @@ class NonFiniteLogits(RunFailure, ArithmeticError):
         super().__init__(f"the logits of request {request} are not finite at completion token {len(token_ids) + 1}")
         self.request = request
         self.token_ids = token_ids
+
+
+def engine_completion(
+    request: int, ids: Sequence[int], logprobs: Sequence[float], eos_ids: Sequence[int]
+) -> Completion:
+    """What an engine drew for request number `request`. Raises NonFiniteLogits where a log-prob is not finite.
+
+    >>> engine_completion(0, [7, 1], [-0.5, -0.1], eos_ids=(1,)).stop_reason.value
+    'eos'
+    """
+    ids = tuple(ids)
+    finite = [math.isfinite(x) for x in logprobs]
+    if not all(finite):
+        raise NonFiniteLogits(request, ids[: finite.index(False)])
+    ended = bool(ids) and ids[-1] in eos_ids
+    return Completion(ids, StopReason.EOS if ended else StopReason.LENGTH, tuple(logprobs))
 
 
 class Sampler(ABC):

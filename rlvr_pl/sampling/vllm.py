@@ -6,7 +6,6 @@ import contextlib
 import copy
 import gc
 import importlib
-import math
 import os
 import random
 import tempfile
@@ -14,15 +13,26 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from rlvr_pl.adapters import merged_model
 from rlvr_pl.errors import RunFailure, UserError
-from rlvr_pl.sampling.base import Decoding, NonFiniteLogits, Sampler, SampleRequest, caps_of, check_decoding, seed_of
-from rlvr_pl.types import Completion, StopReason
+from rlvr_pl.sampling.base import (
+    Decoding,
+    Sampler,
+    SampleRequest,
+    caps_of,
+    check_decoding,
+    engine_completion,
+    seed_of,
+)
+from rlvr_pl.types import Completion
 
 if TYPE_CHECKING:
     from rlvr_pl.policy import Policy
@@ -122,19 +132,14 @@ class VLLMSampler(Sampler):
 
     def _push(self, policy: Policy) -> None:
         plain = plain_policy(policy)
-        # the state dict and not the parameters, among which a tied head has no name
+        check_names(self._names, plain)
         weights = plain.model.state_dict()
-        if set(weights) != self._names:
-            odd = ", ".join(sorted(self._names ^ set(weights))[:3])
-            raise RunFailure(
-                f"vLLM was built with other weights than it is given now ({odd}); it would keep old values"
-            )
         with trainer_kept(), torch.no_grad(), tempfile.TemporaryDirectory(dir=SHARED, prefix="rlvr-pl-vllm-") as folder:
             if self.settings["tensor_parallel_size"] == 1:
                 how = {"weights_iterator": iter(weights.items())}
             else:  # workers are processes of their own, and read the weights from memory that they share
-                save_here(plain, folder)
-                how = {"weights_path": folder}
+                save_weights(plain, Path(folder) / "pushed")
+                how = {"weights_path": f"{folder}/pushed"}
             self._llm.collective_rpc("reload_weights", kwargs=how)
         self._llm.reset_prefix_cache()  # keys and values of the old weights
 
@@ -181,12 +186,8 @@ class VLLMSampler(Sampler):
         return [self._completion(i, output.outputs[0]) for i, output in enumerate(outputs)]
 
     def _completion(self, number: int, output: Any) -> Completion:
-        ids = tuple(output.token_ids)
-        logprobs = tuple(entry[token].logprob for token, entry in zip(ids, output.logprobs))
-        if not all(map(math.isfinite, logprobs)):
-            raise NonFiniteLogits(number, ids[: [math.isfinite(x) for x in logprobs].index(False)])
-        ended = bool(ids) and ids[-1] in self._policy.eos_ids
-        return Completion(ids, StopReason.EOS if ended else StopReason.LENGTH, logprobs)
+        logprobs = [entry[token].logprob for token, entry in zip(output.token_ids, output.logprobs)]
+        return engine_completion(number, output.token_ids, logprobs, self._policy.eos_ids)
 
     def _wake(self) -> None:
         if self._asleep:
@@ -211,6 +212,41 @@ def plain_policy(policy: Policy) -> Policy:
     off = policy.adapter_off
     model = copy.deepcopy(policy.adapter).float().unload() if off else merged_model(policy.adapter)
     return replace(policy, model=model, adapter=None, adapter_off=False)
+
+
+def check_names(names: set[str], policy: Policy) -> None:
+    """RunFailure when the policy's weights are not those that the engine has."""
+    # the state dict and not the parameters, among which a tied head has no name
+    odd = sorted(names ^ set(policy.model.state_dict()))
+    if odd:
+        raise RunFailure(
+            f"vLLM was built with other weights than it is given now ({', '.join(odd[:3])}); it would keep old values"
+        )
+
+
+def save_weights(policy: Policy, folder: Path) -> None:
+    """Write the state dict as safetensors into a new folder, which appears complete or not at all, for all to read.
+
+    A tied head is written beside its embedding, which a saved policy would not do: when vLLM reloads on a CPU it
+    repacks the matrices that it is given by name, and a head that is not among them would stay the old one.
+    """
+    seen: set[int] = set()
+    tensors: dict[str, torch.Tensor] = {}
+    for name, weight in policy.model.state_dict().items():
+        tensor = weight.detach().cpu().contiguous()
+        tensors[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
+        seen.add(tensor.data_ptr())
+    partial = folder.with_name(f".{folder.name}.partial")
+    partial.mkdir()
+    file = partial / "model.safetensors"
+    try:
+        save_file(tensors, file, metadata={"format": "pt"})
+    except SafetensorError as error:  # its word for a full disk
+        raise OSError(f"{folder}: cannot be written ({error})") from error
+    file.chmod(0o644)  # the servers may be another user's
+    with file.open("rb") as written:
+        os.fsync(written.fileno())
+    partial.rename(folder)
 
 
 def save_here(policy: Policy, folder: str) -> None:

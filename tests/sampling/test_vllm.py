@@ -22,7 +22,6 @@ from rlvr_pl.errors import RunFailure, UserError
 from rlvr_pl.policy import load_policy
 from rlvr_pl.sampling import vllm as ours
 from rlvr_pl.sampling.base import Decoding, SampleRequest
-from rlvr_pl.sampling.torch import TorchSampler
 from rlvr_pl.types import StopReason
 
 pytestmark = pytest.mark.vllm
@@ -34,42 +33,6 @@ SAMPLED = Decoding(0.8, 0.9, 40)
 
 def policy_like(start: str = "embedded:start", **kwargs):
     return load_policy(start, dtype="float32", **kwargs)
-
-
-def moved(policy, seed: int = 1, by: float = 0.3):
-    """A policy with other weights: every tensor moved by `by` of its own spread."""
-    other = policy.copy_frozen()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in other.model.parameters():
-            weight += by * weight.std() * torch.randn(weight.shape, generator=generator)
-    return other
-
-
-def transformers_greedy(policy, prompt: tuple[int, ...], count: int) -> list[int]:
-    """Greedy ids by transformers' own `generate`."""
-    ids = torch.tensor([prompt])
-    out = policy.model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=count, pad_token_id=policy.pad_id
-    )
-    return out[0, len(prompt) :].tolist()
-
-
-def agree(sampler, policy, prompts) -> list[tuple[int, ...]]:
-    """The sampler's greedy completions, after holding the ids to transformers and the log-probs to the torch sampler.
-
-    All in FP32: log-probs of 0 to -10 carry a few hundred roundings of 6e-8, for which 1e-4 is generous.
-    """
-    requests = [SampleRequest(prompt) for prompt in prompts]
-    found = sampler.generate(requests, GREEDY)
-    builtin = TorchSampler(dtype="float32")
-    builtin.sync(policy)
-    for one, other in zip(found, builtin.generate(requests, GREEDY)):
-        assert (one.token_ids, one.stop_reason) == (other.token_ids, other.stop_reason)
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
-    for prompt, completion in zip(prompts[:4], found):
-        assert list(completion.token_ids) == transformers_greedy(policy, prompt, 40)
-    return [completion.token_ids for completion in found]
 
 
 class Engine:
@@ -110,7 +73,7 @@ def test_the_trainers_threads_and_seeds_are_left_alone(engine):
     torch.set_num_threads(1)
 
 
-def test_greedy_parity_with_transformers_and_the_torch_sampler(at_start):
+def test_greedy_parity_with_transformers_and_the_torch_sampler(at_start, agree):
     agree(at_start.sampler, at_start.policy, at_start.prompts)
 
 
@@ -142,7 +105,7 @@ def test_caps_and_stop_reasons(at_start):
         at_start.sampler.generate([SampleRequest((5,) * 500)], GREEDY)
 
 
-def test_a_push_arrives(at_start):
+def test_a_push_arrives(at_start, agree, moved):
     before = agree(at_start.sampler, at_start.policy, at_start.prompts)
     other = moved(at_start.policy)
     at_start.sampler.sync(other)
@@ -150,7 +113,7 @@ def test_a_push_arrives(at_start):
     assert sum(a != b for a, b in zip(before, after)) > 6
 
 
-def test_a_long_prompt_keeps_nothing_of_the_old_weights(at_start):
+def test_a_long_prompt_keeps_nothing_of_the_old_weights(at_start, agree, moved):
     """vLLM keeps keys and values of whole blocks of 128 tokens; a push must forget them."""
     long = (sum(at_start.prompts, ()) * 3)[:300]
     agree(at_start.sampler, at_start.policy, [long])
@@ -169,15 +132,17 @@ def test_a_name_that_is_missing_from_a_push_is_an_error(at_start):
         at_start.sampler.sync(fake)
 
 
-def test_tied_embeddings(tmp_path):
-    """The head of a tied policy has no parameter of its own; its pushes must move embedding and head."""
+@pytest.mark.parametrize("workers", [1, 2])
+def test_tied_embeddings(tmp_path, agree, moved, workers):
+    """The head of a tied policy has no parameter of its own; its pushes must move embedding and head. Two workers are
+    processes of their own, and get the weights by way of shared memory."""
     policy = policy_like()
     policy.model.config.tie_word_embeddings = True
     policy.model.tie_weights()
     policy.save(tmp_path / "tied")
     policy = policy_like(tmp_path / "tied")
     assert policy.head is policy.model.get_input_embeddings().weight
-    sampler = ours.VLLMSampler(max_num_seqs=8)
+    sampler = ours.VLLMSampler(tensor_parallel_size=workers, max_num_seqs=8)
     try:
         for other in (policy, moved(policy, 4)):
             sampler.sync(other)
@@ -186,20 +151,7 @@ def test_tied_embeddings(tmp_path):
         sampler.close()
 
 
-def test_an_engine_over_two_workers_gets_its_weights():
-    """They are processes of their own; the weights come by way of shared memory."""
-    policy = policy_like()
-    prompts = [policy.prompt_ids(q) for q in load_questions("embedded:val350")[:3]]
-    sampler = ours.VLLMSampler(tensor_parallel_size=2, max_num_seqs=8)
-    try:
-        for other in (policy, moved(policy)):
-            sampler.sync(other)
-            agree(sampler, other, prompts)
-    finally:
-        sampler.close()
-
-
-def test_an_adapter_is_pushed_merged_and_its_start_without_it():
+def test_an_adapter_is_pushed_merged_and_its_start_without_it(agree):
     pytest.importorskip("peft")
     policy = policy_like(peft={"r": 4, "target_modules": "all-linear"})
     with torch.no_grad():
