@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,20 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
+from rlvr_pl.errors import UserError
 from rlvr_pl.records import PARTIAL, RunFolder, atomic_write_text, sha256_file
+
+
+CONTENT: dict[str, type] = {
+    "pytorch-lightning_version": str,
+    "state_dict": dict,
+    "loops": dict,
+    "callbacks": dict,
+    "optimizer_states": list,
+    "lr_schedulers": list,
+    "rlvr": dict,
+}
+"""What a checkpoint of a run holds; the precision and the data add their own."""
 
 
 class CheckpointFile(TorchCheckpointIO):
@@ -94,7 +108,22 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return None
 
 
+def check_content(path: Path) -> None:
+    """UserError when a file is no checkpoint of a run although it has the hash written beside it."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        raise UserError(f"{path}: not a checkpoint of a run ({' '.join(str(error).split())[:200]})") from None
+    for name, kind in CONTENT.items():
+        if not isinstance(content, dict) or name not in content:
+            raise UserError(f"{path}: not a checkpoint of a run: it has no {name!r}")
+        if not isinstance(content[name], kind):
+            raise UserError(f"{path}: not a checkpoint of a run: {name!r} is no {kind.__name__}")
+
+
 def _is_whole(path: Path) -> bool:
+    if not path.is_file():  # a link that leads nowhere
+        return False
     try:
         expected = json.loads(path.with_suffix(".json").read_text())["sha256"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -20,6 +20,7 @@ from rlvr_pl.core.logprobs import entropy_and_kl
 from rlvr_pl.errors import UserError
 from rlvr_pl.records import atomic_write_text
 from rlvr_pl.sampling.base import SampleRequest
+from rlvr_pl.text_file import read_json
 from rlvr_pl.types import Completion, Grade, GradeStatus, Rollout, RolloutBatch, StopReason, build_batch
 from rlvr_pl.update import completion_hidden, plan_micro_batches
 
@@ -63,8 +64,8 @@ class Contexts:
     @classmethod
     def load(cls, path: Path, vocabulary: int) -> Contexts:
         """Read a file of `save`. Raises UserError when it is none, or holds ids the policy does not know."""
+        data = read_json(path)
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
             rows = data["contexts"]
             found = cls(
                 tuple(str(row["uid"]) for row in rows),
@@ -72,7 +73,7 @@ class Contexts:
                 tuple(tuple(map(int, row["completion_ids"])) for row in rows),
                 str(data["start_sha256"]),
             )
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}: not a file of drift contexts ({type(error).__name__}: {error})") from None
         ids = [i for row in (*found.prompts, *found.completions) for i in row]
         if not found.tokens or not all(found.prompts):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlvr_pl.errors import UserError
+from rlvr_pl.text_file import read_json
 
 if TYPE_CHECKING:
     from torch import nn
@@ -138,10 +139,8 @@ def save_adapter(adapter: Any, folder: Path, base_name: str) -> None:
 def base_of_folder(folder: Path) -> str:
     """The name of the policy that an adapter folder adapts."""
     path = folder / CONFIG_FILE
-    try:
-        name = json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: does not say which model it adapts ({type(error).__name__}: {error})") from None
+    content = read_json(path, byte_order_mark=False)
+    name = content.get("base_model_name_or_path") if isinstance(content, dict) else None
     if not isinstance(name, str) or not name:
         raise UserError(f"{path}: base_model_name_or_path is {name!r}; it must name the adapted model")
     return name

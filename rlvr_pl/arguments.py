@@ -9,6 +9,7 @@ from typing import Any
 
 from rlvr_pl.config_file import read_config
 from rlvr_pl.configs import FOLDER
+from rlvr_pl.errors import UserError
 from rlvr_pl.grading.base import Grader
 from rlvr_pl.mistakes import known_classes
 from rlvr_pl.sampling.base import Sampler
@@ -29,9 +30,13 @@ def shipped_configs(argv: Sequence[str]) -> list[str]:
 
 
 def config_files(argv: Sequence[str]) -> list[str]:
-    """The files that follow ``--config`` and ``-c``."""
+    """The files that follow ``--config`` and ``-c``. UserError for one that is not there."""
     words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
     named = [value for flag, value in pairwise(words) if flag in ("--config", "-c")]
+    absent = next((value for value in named if not os.path.lexists(value) and not value.startswith("--")), None)
+    if absent is not None:
+        shipped = ", ".join(path.name for path in sorted(FOLDER.glob("*.yaml")))
+        raise UserError(f"{absent}: no such file of settings; shipped ones are {shipped}")
     return [value for value in named if os.path.lexists(value)]
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from rlvr_pl import __version__
 from rlvr_pl.analysis.command import check_out, emit
@@ -92,10 +94,14 @@ def _dispatch(words: list[str]) -> int:
         return fit(words[1:])
     command = words[0] if words else None
     if command not in COMMANDS:
+        if command is not None and not command.startswith("-"):
+            near = difflib.get_close_matches(command, ["fit", *COMMANDS], 1)
+            hint = f", did you mean {near[0]}? See" if near else "; see"
+            raise UserError(f"{command}: no such command{hint} rlvr-pl --help")
         _overview().parse_args(words or ["--help"])
         return 0
     room = importlib.import_module(f"rlvr_pl.analysis.{command.replace('-', '_')}")
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"rlvr-pl {command}", description=room.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     room.add_arguments(parser)
@@ -105,11 +111,18 @@ def _dispatch(words: list[str]) -> int:
     return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """A mistake is one line; how the command is called is what --help says."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help\n")
+
+
 def _overview() -> argparse.ArgumentParser:
     width = max(map(len, COMMANDS))
     lines = [f"  {'fit':<{width}}  train a policy (see `rlvr-pl fit --help`)"]
     lines += [f"  {name:<{width}}  {line}" for name, line in COMMANDS.items()]
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="rlvr-pl",
         description="Matched, statistically honest RLVR experiments.",
         epilog="commands:\n" + "\n".join(lines),

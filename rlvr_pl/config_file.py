@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import yaml
 
 from rlvr_pl.errors import UserError
+from rlvr_pl.text_file import refuse_devices
 
 MAX_BYTES = 4 * 2**20
 """A longer file is refused: settings are written by hand."""
@@ -21,9 +23,12 @@ def read_config(path: str | PathLike[str]) -> dict[str, Any]:
     characters, tags or another value than a mapping, or says a key twice in one mapping.
     """
     path = Path(path)
+    refuse_devices(path)
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
     if len(raw) > MAX_BYTES:
@@ -45,6 +50,24 @@ def read_config(path: str | PathLike[str]) -> dict[str, Any]:
         what = "nothing" if content is None else "no settings (a mapping of names to values)"
         raise UserError(f"{path}: holds {what}")
     return content
+
+
+def place(path: str | PathLike[str], keys: Sequence[str]) -> str:
+    """``file:line`` of a setting in a file that `read_config` has read: of the deepest of its keys that is there, where
+    a class's ``init_args`` may be left out. The file alone when even the first is not there."""
+    node, line = yaml.compose(Path(path).read_text(encoding="utf-8-sig"), _Loader), None
+    for key in keys:
+        below = _value(node, key) or _value((_value(node, "init_args") or (None, None))[1], key)
+        if below is None:
+            break
+        line, node = below[0].start_mark.line + 1, below[1]
+    return str(path) if line is None else f"{path}:{line}"
+
+
+def _value(node: yaml.Node | None, key: str) -> tuple[yaml.Node, yaml.Node] | None:
+    """The nodes of a key and its value."""
+    pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+    return next(((k, v) for k, v in pairs if k.value == key), None)
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]

@@ -15,6 +15,7 @@ from typing import Any
 
 from rlvr_pl.errors import UserError
 from rlvr_pl.records import atomic_write_text
+from rlvr_pl.text_file import read_json
 
 FILE_NAME = "cost.json"
 COSTS = ("sampled_tokens", "prefill_tokens", "graded", "trained_tokens", "optimizer_steps")
@@ -55,12 +56,7 @@ class CostLedger:
     @classmethod
     def read(cls, path: Path) -> CostLedger:
         """A ledger file, that of `fit` included. Raises UserError when it is none."""
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-        except ValueError as error:
-            raise UserError(f"{path}: not valid JSON ({error})") from None
+        content = read_json(path)
         names = [f.name for f in fields(cls)]
         if not isinstance(content, dict) or any(name not in content for name in names):
             raise UserError(f"{path}: not a cost ledger; one has {', '.join(names)}")

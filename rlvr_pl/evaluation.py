@@ -82,7 +82,7 @@ def header(
         "record": "items",
         "version": ITEMS_VERSION,
         "engine": sampler.engine,
-        "grader": grader.name,
+        "grader": grader.described,
         "batch_size": batch_size,
         "max_new_tokens": decoding.max_new_tokens,
         "checkpoint": checkpoint,

@@ -17,7 +17,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from rlvr_pl import __version__
-from rlvr_pl.callbacks.checkpoint import latest_checkpoint
+from rlvr_pl.callbacks.checkpoint import check_content, latest_checkpoint
 from rlvr_pl.data.module import RunData
 from rlvr_pl.errors import RunFailure, UserError
 from rlvr_pl.launch import agreed
@@ -50,8 +50,12 @@ def fit(argv: Sequence[str]) -> int:
         run = Run(cli.folder, cli.text, module, data, ["rlvr-pl", "fit", *argv])
         check_objective(module)
         check_data(module, data)
+        if cli.checkpoint is not None:
+            check_content(cli.checkpoint)
         first = cli.trainer.is_global_zero
         if first:
+            for note in cli.notes:
+                print(f"rlvr-pl: {note}", file=sys.stderr)
             run.open(fresh=cli.checkpoint is None, replace=cli.config["overwrite"])
         try:
             cli.trainer.fit(module, datamodule=data, ckpt_path=cli.checkpoint, weights_only=True)
@@ -65,7 +69,7 @@ def fit(argv: Sequence[str]) -> int:
                 f"{error.filename or run.folder.path}: {error.strerror or error}; the run ended after update "
                 f"{module.updates_done}; once this is mended, continue it with --resume {run.folder.path}"
             ) from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             graders = [module.grader, *getattr(module.grader, "graders", ())]
             accuse(error, [module.objective, module.sampler, data, *graders, *cast("Any", cli.trainer).callbacks])
             raise
@@ -236,7 +240,7 @@ def check_objective(module: RLVRModule) -> None:
         check_weights(module.objective, module.objective.token_weights(batch), batch)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         accuse(error, [module.objective])
         if isinstance(error, ValueError):  # one of our own classes refuses its settings
             raise UserError(f"objective {type(module.objective).__name__}: {error}") from None
@@ -262,7 +266,7 @@ def check_prompts(module: RLVRModule, data: RunData) -> None:
         length = len(policy.prompt_ids(question))
         if length > room:
             raise UserError(
-                f"question {question.uid}: its prompt has {length} tokens, which leaves no room for a completion in "
+                f"{question.called}: its prompt has {length} tokens, which leaves no room for a completion in "
                 f"the context of {policy.max_context}; lower model.max_new_tokens or leave the question out"
             )
 

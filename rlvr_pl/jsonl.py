@@ -18,7 +18,8 @@ Kind = type | tuple[type, ...] | frozenset
 """What a JSON value may be: types (str, int, float with integers, bool, list, dict, type(None)), or a frozenset
 of the values allowed; ``frozenset({0, 1})`` takes true and false as well."""
 
-_BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "UTF-8", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8, as spreadsheets and editors write it
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 _NAMES = {
     str: "a string",
@@ -34,10 +35,10 @@ _NAMES = {
 def iter_jsonl(path: str | PathLike[str], *, lone_surrogates: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield ``(line number, object)`` of each line; lines of white space are skipped, numbers count every line from 1.
 
-    Raises UserError for a file that cannot be read, is empty, is not UTF-8 or starts with a byte-order mark, and for a
-    line that is not one JSON object, is longer than `MAX_LINE_BYTES`, or holds NUL bytes, NaN, infinities, duplicated
-    keys or lone surrogates (unless these are allowed). A last line that was cut off (no newline, not JSON) is reported
-    as torn.
+    A byte-order mark of UTF-8 is taken off. Raises UserError for a file that cannot be read, is empty or is not UTF-8,
+    and for a line that is not one JSON object, is longer than `MAX_LINE_BYTES`, or holds NUL bytes, NaN, infinities,
+    duplicated keys or lone surrogates (unless these are allowed). A last line that was cut off (no newline, not JSON)
+    is reported as torn.
     """
     path = Path(path)
     number = 0
@@ -46,8 +47,8 @@ def iter_jsonl(path: str | PathLike[str], *, lone_surrogates: bool = False) -> I
             while raw := file.readline(MAX_LINE_BYTES + 1):
                 number += 1
                 if number == 1:
-                    _refuse_byte_order_mark(path, raw)
-                if raw.isspace():
+                    raw = _without_byte_order_mark(path, raw)
+                if not raw or raw.isspace():
                     continue
                 yield number, _parse(raw, path, number, lone_surrogates)
     except OSError as error:
@@ -160,10 +161,10 @@ def _wanted(types: frozenset[type], values: frozenset | None) -> str:
     return " or ".join(x for x in names if x != "an integer" or "a number" not in names)
 
 
-def _refuse_byte_order_mark(path: Path, raw: bytes) -> None:
-    for mark, name in _BYTE_ORDER_MARKS.items():
-        if raw.startswith(mark):
-            raise UserError(f"{path}:1: starts with a {name} byte-order mark; save the file as plain UTF-8 without it")
+def _without_byte_order_mark(path: Path, raw: bytes) -> bytes:
+    if raw.startswith(_UTF16):
+        raise UserError(f"{path}:1: starts with a UTF-16 byte-order mark; save the file as UTF-8")
+    return raw.removeprefix(_BYTE_ORDER_MARK)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -39,10 +39,15 @@ def worded(message: str, slots: Mapping[str, type]) -> str:
         message: what the parser raised.
         slots: key -> base class of the settings that name a class.
     """
-    keys = re.findall(r'Parser key "([^"]+)"', message)
-    key = ".".join(dict.fromkeys(part for k in keys for part in k.split(".")))
+    key = key_of(message)
     slot = next((name for name in slots if key == name or key.startswith(f"{name}.")), None)
     return _no_such_class(message, slot, slots) or _no_such_setting(message) or _plain(message, key)
+
+
+def key_of(message: str) -> str:
+    """The dotted name of the setting that the parser complains of; empty when it names none."""
+    keys = re.findall(r'Parser key "([^"]+)"', message)
+    return ".".join(dict.fromkeys(part for k in keys for part in k.split(".")))
 
 
 def _no_such_class(message: str, slot: str | None, slots: Mapping[str, type]) -> str | None:
@@ -102,13 +107,13 @@ def _plain(message: str, key: str) -> str:
     return f"--{key}: {text}" if key else text
 
 
-def last_frame(error: Exception, file: str) -> traceback.FrameSummary | None:
+def last_frame(error: BaseException, file: str) -> traceback.FrameSummary | None:
     """The innermost frame of an error that lies in a file; None if it passed through none of it."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return frames[-1] if frames else None
 
 
-def accuse(error: Exception, parts: Sequence[Any]) -> None:
+def accuse(error: BaseException, parts: Sequence[Any]) -> None:
     """Raise a UserError that names the user's own class among `parts` in which an error arose, with its place. Does
     nothing for our own classes, and for an error that passed through none of the user's."""
     for part in parts:
@@ -118,6 +123,41 @@ def accuse(error: Exception, parts: Sequence[Any]) -> None:
             continue
         frame = last_frame(error, file)
         if frame is not None:
-            what = " ".join(str(error).split())
-            where = f"{frame.filename}:{frame.lineno}, in {frame.name}"
-            raise UserError(f"{cls.__name__} ({where}): {type(error).__name__}: {what}") from error
+            raise UserError(_accusation(error, cls, frame)) from error
+        if isinstance(error, AttributeError) and error.obj is part:
+            raise UserError(f"{cls.__name__} ({file}): has no {error.name!r}; call super().__init__() first") from error
+
+
+def mistake_in(error: BaseException) -> BaseException:
+    """What to raise for an error that arose while classes were made from settings: the `UserError` of a mistake, which
+    names the class, or the error itself when it is none of the user's."""
+    chain = [error]
+    while chain[-1].__cause__ is not None:  # the parser wraps what a class raises when the class may also be absent
+        chain.append(chain[-1].__cause__)
+    found = next((cause for cause in chain if isinstance(cause, UserError)), None)
+    if found is not None:
+        return found
+    refusal = isinstance(error, (TypeError, ValueError)) or type(error).__name__ == "MisconfigurationException"
+    cls = _made(chain[-1])
+    if cls is not None and cls.__module__.split(".")[0] not in OURS:
+        frame = last_frame(chain[-1], str(inspect.getsourcefile(cls)))
+        if frame is not None:
+            return UserError(_accusation(chain[-1], cls, frame))
+    if not refusal:
+        return error
+    text = worded(str(error), {})
+    return UserError(text if cls is None or text.startswith(cls.__name__) else f"{cls.__name__}: {text}")
+
+
+def _made(error: BaseException) -> type | None:
+    """The class of the object that was being made when an error arose; None when none was."""
+    for frame in reversed([frame for frame, _ in traceback.walk_tb(error.__traceback__)]):
+        if frame.f_code.co_name in ("__init__", "__post_init__") and "self" in frame.f_locals:
+            cls = type(frame.f_locals["self"])
+            return None if cls.__module__.split(".")[0] in ("jsonargparse", "argparse") else cls
+    return None
+
+
+def _accusation(error: BaseException, cls: type, frame: traceback.FrameSummary) -> str:
+    what = " ".join(str(error).split())
+    return f"{cls.__name__} ({frame.filename}:{frame.lineno}, in {frame.name}): {type(error).__name__}: {what}"

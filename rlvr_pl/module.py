@@ -147,7 +147,7 @@ class RLVRModule(LightningModule):
         self._start: Policy | None = None
         self._panel: list[Sequence[Question]] = []
         self._synced = False
-        self._said_still = False
+        self._said: set[str] = set()
 
     # ---- set-up ----------------------------------------------------------------------------------------------------
 
@@ -448,14 +448,25 @@ class RLVRModule(LightningModule):
         )
         self._synced = self._synced and not result.stepped
         still = result.grad_norm > 0 and result.changed_share == 0
-        if still and not self._said_still and self.trainer.is_global_zero:
-            self._said_still = True
-            print(
-                f"rlvr-pl: a step at learning rate {optimizer.param_groups[0]['lr']:g} changed no weight: every change "
-                "rounded away; raise the rate or set precision.master_weights (said once)",
-                file=sys.stderr,
+        if still:
+            rate = optimizer.param_groups[0]["lr"]
+            self._say_once(
+                "still",
+                f"a step at learning rate {rate:g} changed no weight: every change rounded away; raise the rate or set "
+                "precision.master_weights",
+            )
+        if bool(batch.rewards.isnan().all()):
+            self._say_once(
+                "ungraded",
+                f"update {self.updates_done + 1}: no rollout was graded (every reward is null), so there was nothing "
+                "to learn from; look at the grader",
             )
         return result
+
+    def _say_once(self, what: str, text: str) -> None:
+        if what not in self._said and self.trainer.is_global_zero:
+            print(f"rlvr-pl: {text} (said once)", file=sys.stderr)
+        self._said.add(what)
 
     def _stopped(self, error: Exception, number: int, rollouts: Sequence[Rollout]) -> NonFiniteError:
         """Save the rollouts that made an update's numbers infinite or NaN, and return the error that says where."""

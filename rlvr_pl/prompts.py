@@ -7,6 +7,7 @@ snapshot render the same prompt.
 from __future__ import annotations
 
 import json
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_pl.errors import UserError
+from rlvr_pl.text_file import read_json
 from rlvr_pl.types import Question
 
 FILE_NAME = "prompt_template.json"
@@ -183,12 +185,9 @@ def template_of_folder(folder: Path, tokenizer: Any) -> PromptTemplate:
     """The template that a model folder asks for: its ``prompt_template.json``, else its tokenizer's chat template,
     else the supplied recipe's text."""
     path = folder / FILE_NAME
-    if not path.exists():
+    if not os.path.lexists(path):
         return make_template("chat" if getattr(tokenizer, "chat_template", None) else "supplied", tokenizer)
-    try:
-        spec = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not readable as JSON ({error}); repair or delete it") from error
+    spec = read_json(path, byte_order_mark=False)
     if not isinstance(spec, dict):
         raise UserError(f"{path}: must be a JSON object with kind 'text' or 'chat'")
     return make_template(spec, tokenizer, str(path))

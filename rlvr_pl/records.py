@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rlvr_pl.errors import UserError
+from rlvr_pl.text_file import read_json
 
 PARTIAL = ".partial"
 """Ending of the hidden files and folders that are renamed once they are whole; a kill may leave some behind."""
@@ -244,12 +245,9 @@ class RunFolder:
     def read_json(self, name: str) -> Any:
         """The object in the JSON file `name`, or None where there is none. A damaged file is a `UserError`."""
         path = self.inside(name)
-        if not path.exists():
+        if not os.path.lexists(path):
             return None
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise UserError(f"{path}: not valid JSON ({error})") from None
+        content = read_json(path)
         if not isinstance(content, dict):
             raise UserError(f"{path}: not a JSON object")
         return content

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,18 +15,17 @@ from jsonargparse import (
     class_from_function,  # pyright: ignore[reportPrivateImportUsage]
     set_parsing_settings,
 )
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
 
 from rlvr_pl.arguments import config_files, fresh_classes, full_names, left_out, shipped_configs
-from rlvr_pl.config_file import read_config
+from rlvr_pl.config_file import place, read_config
 from rlvr_pl.data.module import RunData
 from rlvr_pl.errors import UserError
 from rlvr_pl.grading.base import Grader
-from rlvr_pl.mistakes import worded
+from rlvr_pl.mistakes import key_of, mistake_in, worded
 from rlvr_pl.module import RLVRModule
 from rlvr_pl.objectives.base import Objective
 from rlvr_pl.policy import Policy, load_policy
@@ -74,6 +73,7 @@ class FitCLI(LightningCLI):
         folder: the run folder.
         checkpoint: what the run continues from, if anything.
         text: the full configuration as YAML.
+        notes: what is to be said once no mistake was found.
 
     Raises `UserError` for every mistake in the arguments or config files.
     """
@@ -81,7 +81,9 @@ class FitCLI(LightningCLI):
     def __init__(self, argv: Sequence[str], settle: Settle) -> None:
         argv = shipped_configs(argv)
         self._settle = settle
-        self._given = [read_config(path) for path in config_files(argv)]
+        self._argv = argv
+        self._given = {path: read_config(path) for path in config_files(argv)}
+        self.notes: list[str] = []
         super().__init__(
             RLVRModule,
             RunData,
@@ -97,7 +99,22 @@ class FitCLI(LightningCLI):
         try:
             super().parse_arguments(parser, args)
         except (ArgumentError, UnicodeDecodeError) as error:
-            raise UserError(worded(str(error), {**SLOTS, "trainer.callbacks": Callback})) from None
+            text = worded(str(error), {**SLOTS, "trainer.callbacks": Callback})
+            help_ = "; see rlvr-pl fit --help" if text.startswith("unrecognized arguments") else ""
+            raise UserError(self._located(text, key_of(str(error))) + help_) from None
+        except SystemExit as stop:
+            if stop.code == 0:  # --help
+                raise
+            frame = traceback.extract_tb(stop.__traceback__)[-1]
+            raise UserError(f"{frame.filename}:{frame.lineno}: ended with SystemExit when it was imported") from stop
+
+    def _located(self, text: str, key: str) -> str:
+        """The message with file and line of the setting where a config file, and no word of the command, says it."""
+        slot = key.split(".")[0]
+        saying = [path for path, given in self._given.items() if slot in given]
+        if not saying or any(word.startswith((f"--{key}", f"--{slot}=")) for word in self._argv):
+            return text
+        return f"{place(saying[-1], key.split('.'))}: {text.removeprefix('--')}"
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         optional = str | None
@@ -133,8 +150,7 @@ class FitCLI(LightningCLI):
         refuse_settings(config, self.parser.get_default)
         if config.start is not None:
             config.policy.name = config.start
-        for line in dict.fromkeys(line for given in self._given for line in left_out(given, config)):
-            print(f"rlvr-pl: {line}", file=sys.stderr)
+        self.notes += dict.fromkeys(line for given in self._given.values() for line in left_out(given, config))
         stored = config.clone()
         for key in ("config", "run", "resume", "overwrite", "start"):
             stored.pop(key, None)
@@ -151,15 +167,8 @@ class FitCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         try:
             super().instantiate_classes()
-        except Exception as error:  # the parser wraps what a class raises when the class may also be absent
-            cause: BaseException | None = error
-            while cause is not None and not isinstance(cause, UserError):
-                cause = cause.__cause__
-            if cause is None and isinstance(error, (TypeError, ValueError, MisconfigurationException)):
-                cause = UserError(worded(str(error), {}))  # a class refuses its settings
-            if cause is None:
-                raise
-            raise cause from None
+        except (Exception, SystemExit) as error:
+            raise mistake_in(error) from error
 
     @staticmethod
     def configure_optimizers(lightning_module: Any, optimizer: Any, lr_scheduler: Any = None) -> Any:

@@ -55,7 +55,8 @@ class GradeStatus(str, Enum):
 class Question:
     """One verifiable question. `columns` keeps the other columns of its row, for user reward functions. `messages` is
     set when the data holds chat messages (``{"role", "content"}``); `problem` is then the last user message. `renamed`
-    holds the fields of ours that had another name in the data, under that name.
+    holds the fields of ours that had another name in the data, under that name; `place` is where the question was read
+    ("file:line"), for messages.
 
     >>> Question("q1", "What is 1+1?", "2", level=1).answer
     '2'
@@ -69,6 +70,12 @@ class Question:
     columns: Mapping[str, Any] = field(default_factory=dict)
     messages: tuple[Mapping[str, str], ...] = ()
     renamed: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    place: str = field(default="", compare=False, repr=False)
+
+    @property
+    def called(self) -> str:
+        """What messages call it: its uid, after the place where it was read."""
+        return f"{self.place}: question {self.uid}" if self.place else f"question {self.uid}"
 
 
 @dataclass(frozen=True, slots=True)

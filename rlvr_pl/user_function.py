@@ -32,15 +32,16 @@ def load_function(path: str, what: str) -> Callable[..., Any]:
             module = importlib.import_module(where)
     except UserError:
         raise
-    except Exception as error:
-        raise UserError(f"{what} {path}: cannot import {where}: {error}") from error
+    except (Exception, SystemExit) as error:
+        why = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        raise UserError(f"{what} {path}: cannot import {where}: {' '.join(why.split())}") from error
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"{what} {path}: {where} has no function {name}")
     return function
 
 
-def place(error: Exception, function: Callable[..., Any]) -> str:
+def place(error: BaseException, function: Callable[..., Any]) -> str:
     """Where in the function's own file an error arose, as `` (file:line)``; empty when it is not known."""
     code = getattr(function, "__code__", None)
     frame = None if code is None else last_frame(error, code.co_filename)

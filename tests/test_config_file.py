@@ -62,8 +62,8 @@ def test_each_fault_is_one_line(tmp_path, content, words):
 def test_what_is_no_file(tmp_path):
     (tmp_path / "loop.yaml").symlink_to(tmp_path / "loop.yaml")
     assert "symbolic links" in message(tmp_path / "loop.yaml")
-    assert "Is a directory" in message(tmp_path)
-    assert "No such file" in message(tmp_path / "none.yaml")
+    assert "is a folder" in message(tmp_path)
+    assert "no such file" in message(tmp_path / "none.yaml")
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

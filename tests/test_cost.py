@@ -30,7 +30,7 @@ def test_a_written_ledger_is_read_back_and_that_of_fit_too(tmp_path):
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ("{", "not valid JSON"),
+        ("{", "not JSON"),
         ("[]", "not a cost ledger"),
         ('{"sampled_tokens": 1}', "not a cost ledger"),
         (json.dumps({**CostLedger().as_dict(), "graded": -1}), "graded is -1"),

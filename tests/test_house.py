@@ -20,6 +20,7 @@ FLOORS = (
     (
         "jsonl",
         "config_file",
+        "text_file",
         "user_function",
         "records",
         "cost",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from rlvr_pl.cli import main
+from rlvr_pl.cli import COMMANDS, main
 from rlvr_pl.mistakes import worded
 
 BASE = ["fit", "--policy.name=embedded:start", "--data.updates=1", "--model.group_size=2", "--data.validation=null"]
@@ -39,6 +41,20 @@ def test_errors_are_worded():
         (["--model.max_new_tokens=0"], ["model.max_new_tokens is 0: it must be at least 1"]),
         (["--seed=-1"], ["--seed -1: must be at least 0"]),
         (["--trainer.fast_dev_run=true"], ["trainer.fast_dev_run: the length of a run is data.updates"]),
+        (["--validation.every_n_updates=-1"], ["Validation: every_n_updates=-1: must be at least 1, or null"]),
+        (["--validation.every_n_updates=0"], ["Validation: every_n_updates=0: must be at least 1, or null"]),
+        (["--checkpoint.every_n_updates=0"], ["RunCheckpoint: every_n_updates and keep must be at least 1"]),
+        (
+            ["--trainer.callbacks+=Snapshots", "--trainer.callbacks.every_n_updates=-1"],
+            ["Snapshots: every_n_updates=-1"],
+        ),
+        (["--progress.every_n_updates=-1"], ["RunProgress: every_n_updates=-1: must be at least 1"]),
+        (["--tracker.every_n_updates=-1"], ["Tracker: every_n_updates=-1"]),
+        (["--nope=3"], ["unrecognized arguments: --nope=3; see rlvr-pl fit --help"]),
+        (
+            ["--config=none.yaml"],
+            ["rlvr-pl: none.yaml: no such file of settings; shipped ones are expert_iteration.yaml"],
+        ),
         (["--data.updates=x"], ["--data.updates: QuestionData: expected an int. Got value: x"]),
     ],
 )
@@ -106,3 +122,142 @@ def test_a_run_folder_is_no_policy_but_has_some(tmp_path, capsys):
     capsys.readouterr()
     assert main(["evaluate", str(run), "--out", str(tmp_path / "items.jsonl")]) == 2
     assert f"a run folder; name one of its policies: {run}/snapshots/final" in capsys.readouterr().err
+
+
+# ---- classes and functions of the user's -----------------------------------------------------------------------------
+
+FAULTY = """
+import sys
+
+from rlvr_pl.callbacks import DamageStop
+from rlvr_pl.objectives import GRPO
+
+class Choosy(GRPO):
+    def __init__(self, taste: str = "sour"):
+        raise ValueError(f"taste={taste!r}: must be sweet")
+
+class Clumsy(GRPO):
+    def __init__(self):
+        super().__init__()
+        {}["nothing"]
+
+class Leaves(GRPO):
+    def token_weights(self, batch):
+        sys.exit("done here")
+
+class LeavesAtOnce(GRPO):
+    def __init__(self):
+        sys.exit(3)
+
+class Headless(DamageStop):
+    def __init__(self):
+        self.limit = 3
+
+    def damage(self, window):
+        return None
+
+def leaves(completions):
+    sys.exit(3)
+
+def silent(completions):
+    return [None] * len(completions)
+"""
+
+
+@pytest.fixture
+def faulty(tmp_path, monkeypatch):
+    """The user's file, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    (tmp_path / "left.py").write_text("import sys\n\nsys.exit(4)\n")
+    yield tmp_path
+    sys.modules.pop("faulty", None)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--objective=faulty.Choosy"], "Choosy ({file}:9, in __init__): ValueError: taste='sour': must be sweet"),
+        (["--objective=faulty.Clumsy"], "Clumsy ({file}:14, in __init__): KeyError: 'nothing'"),
+        (["--objective=faulty.Leaves"], "Leaves ({file}:18, in token_weights): SystemExit: done here"),
+        (["--objective=faulty.LeavesAtOnce"], "LeavesAtOnce ({file}:22, in __init__): SystemExit: 3"),
+        (["--objective=left.Objective"], "{folder}/left.py:3: ended with SystemExit when it was imported"),
+        (
+            ["--grader=Function", "--grader.path=left.py:f"],
+            "reward function left.py:f: cannot import left.py: SystemExit: 4",
+        ),
+        (
+            ["--data.prepare=faulty.py:leaves"],
+            "data.prepare faulty.py:leaves: embedded:train: row 1 raised SystemExit: 3 ({file}:32)",
+        ),
+    ],
+)
+def test_a_fault_in_the_users_class_is_told_with_its_place_and_nothing_is_written(faulty, capsys, words, told):
+    assert main([*BASE, "--run=run", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "rlvr-pl: " + told.format(file=faulty / "faulty.py", folder=faulty)
+    assert not (faulty / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["--grader=Function", "--grader.path=faulty.py:leaves"],
+            "reward function faulty.py:leaves: raised SystemExit: 3 ({file}:32)",
+        ),
+        (
+            ["--trainer.callbacks+=faulty.Headless"],
+            "Headless ({file}): has no '_verdict'; call super().__init__() first",
+        ),
+    ],
+)
+def test_a_fault_that_shows_in_the_run_is_one_line_too(faulty, capsys, words, told):
+    assert main([*BASE, "--run=run", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "rlvr-pl: " + told.format(file=faulty / "faulty.py")
+
+
+def test_a_reward_of_nothing_but_null_is_said_once(faulty, capsys):
+    assert main([*BASE, "--run=run", "--data.updates=2", "--grader=Function", "--grader.path=faulty.py:silent"]) == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "no rollout was graded" in line]
+    assert line.startswith("rlvr-pl: update 1: no rollout was graded (every reward is null)")
+    assert line.endswith("look at the grader (said once)")
+
+
+def test_of_a_notice_and_an_error_only_the_error_is_said(tmp_path, capsys):
+    config = tmp_path / "c.yaml"
+    config.write_text("objective:\n  class_path: GRPO\n  init_args:\n    mask_truncated: true\n")
+    words = [*BASE, f"--run={tmp_path / 'run'}", f"--config={config}", "--objective=RLOO"]
+    assert main([*words, "--model.max_grad_norm=-1"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "model.max_grad_norm is -1.0" in line
+    assert main(words) == 0
+    assert "--objective: RLOO takes the place of GRPO; left out: mask_truncated" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["power", "--nope"], "rlvr-pl power: unrecognized arguments: --nope; see rlvr-pl power --help"),
+        (["compare"], "rlvr-pl compare: the following arguments are required: FILE; see rlvr-pl compare --help"),
+        (
+            ["passk", "x", "--json=3"],
+            "rlvr-pl passk: argument --json: ignored explicit argument '3'; see rlvr-pl passk --help",
+        ),
+        (["comprae"], "rlvr-pl: comprae: no such command, did you mean compare? See rlvr-pl --help"),
+        (["xyz"], "rlvr-pl: xyz: no such command; see rlvr-pl --help"),
+        (["--nope"], "rlvr-pl: the following arguments are required: <command>; see rlvr-pl --help"),
+    ],
+)
+def test_a_mistake_in_the_words_of_a_command_is_one_line(capsys, words, told):
+    assert main(words) == 2
+    assert capsys.readouterr().err == told + "\n"
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_tells_of_an_unknown_flag_in_one_line(capsys, command):
+    assert main([command, "--no-such-flag"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"rlvr-pl {command}: ") and line.endswith(f"; see rlvr-pl {command} --help")

@@ -278,22 +278,22 @@ def set_in(file: str, **changes: Any) -> Any:
     ("harm", "words"),
     [
         (damage("config.json", None), "no config.json"),
-        (damage("config.json", b"{"), "config.json: not usable"),
-        (damage("config.json", b"[]"), "config.json: not usable"),
+        (damage("config.json", b"{"), "config.json:1: not JSON"),
+        (damage("config.json", b"[]"), "config.json: must be a JSON object"),
         (set_in("config.json", model_type="nope"), "config.json: not usable"),
         (set_in("config.json", vocab_size=100), "do not fit config.json"),
         (set_in("config.json", num_hidden_layers=3, layer_types=None), "do not fit config.json"),
         (set_in("config.json", hidden_size="many"), "config.json: not usable"),
         (damage("tokenizer.json", None), "no tokenizer"),
-        (damage("tokenizer.json", b"\0\0"), "cannot read the tokenizer"),
-        (cut("tokenizer.json", 0.5), "cannot read the tokenizer"),
+        (damage("tokenizer.json", b"\0\0"), "tokenizer.json:1: holds NUL bytes"),
+        (cut("tokenizer.json", 0.5), "not JSON"),
         (damage("model.safetensors", None), "no *.safetensors"),
-        (damage("model.safetensors", b""), "cannot load the model"),
-        (cut("model.safetensors", 0.5), "cannot load the model"),
-        (cut("model.safetensors", 0.99), "cannot load the model"),
+        (damage("model.safetensors", b""), "model.safetensors: not a readable file of weights"),
+        (cut("model.safetensors", 0.5), "model.safetensors: not a readable file of weights"),
+        (cut("model.safetensors", 0.99), "model.safetensors: not a readable file of weights"),
         (set_in("generation_config.json", eos_token_id=999), "end-of-sequence ids"),
         (set_in("generation_config.json", eos_token_id="stop"), "end-of-sequence ids"),
-        (damage("generation_config.json", b"{"), "generation_config.json: not usable"),
+        (damage("generation_config.json", b"{"), "generation_config.json:1: not JSON"),
     ],
 )
 def test_a_damaged_folder_is_a_one_line_error(harm, words, mine):
@@ -306,6 +306,7 @@ def test_a_damaged_folder_is_a_one_line_error(harm, words, mine):
 
 
 FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"]
+FILES += ["prompt_template.json"]
 odd_values = st.sampled_from([None, True, -1, 0, 3, 2.5, "x", "", [], [1], {}, {"a": 1}])
 
 
@@ -315,6 +316,7 @@ def test_whatever_the_damage_loading_succeeds_or_is_a_user_error(folder, tmp_pat
     mine = tmp_path / "damaged"
     shutil.rmtree(mine, ignore_errors=True)
     shutil.copytree(folder, mine)
+    (mine / "prompt_template.json").write_text('{"kind": "text", "text": "{problem}"}')
     path = mine / data.draw(st.sampled_from(FILES))
     content = path.read_bytes()
     if path.suffix == ".json" and data.draw(st.booleans()):
@@ -375,8 +377,9 @@ def test_a_model_whose_logits_are_scaled_after_the_head_is_refused(tmp_path):
         ("no/such/folder", "no such folder"),
         ("./absent", "no such folder"),
         ("", "the name is empty"),
-        ("owner/absent", "not available from the hub"),
-        ("not a hub name\0", "not available from the hub"),
+        ("owner/absent", "nor could the hub be asked"),
+        ("not a hub name\0", "the hub has no model of that name"),
+        ("SmolLM2-135M", "`rlvr-pl import-gguf` makes a folder of a GGUF file"),
         ("model.pth", "rlvr-pl import-supplied"),
         ("model.gguf", "rlvr-pl import-gguf"),
     ],

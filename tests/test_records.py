@@ -114,7 +114,7 @@ def test_an_empty_table_begins_anew(tmp_path):
 
 def test_damaged_json_is_a_users_error(tmp_path):
     (tmp_path / "run.json").write_text('{"state": ')
-    with pytest.raises(UserError, match=r"run\.json: not valid JSON"):
+    with pytest.raises(UserError, match=r"run\.json:1: not JSON"):
         RunFolder(tmp_path).read_json("run.json")
 
 

@@ -103,6 +103,15 @@ def progress_console() -> Any:
     return Console(file=sys.stderr)
 
 
+def progress_bar(*columns: Any) -> Any:
+    """A Rich progress bar on stderr that is gone when it is done; none where no terminal shows it (an empty line would
+    be left, before an error message for one)."""
+    from rich.progress import Progress
+
+    console = progress_console()
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
 def _cell(x: Any) -> str:
     if isinstance(x, float):
         return f"{x:.3f}" if abs(x) < 10 else f"{x:.1f}"

@@ -12,6 +12,7 @@ against last validation; null without one), cost {...}, run.
 from __future__ import annotations
 
 import argparse
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,7 +42,7 @@ def add_fit_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     for path in args.solutions:
-        if not Path(path).is_file():
+        if not os.path.lexists(path):
             raise UserError(f"{path}: no such file of samples, rationales or solutions")
     distill(args.solutions, args.run, args, args.start)
     data = summarize(args.run)

@@ -249,7 +249,7 @@ _FIELDS = {"uid": str, "advantage": (int, float), "length": int, "truncated": bo
 
 
 def _read(file: str) -> dict[str, Any]:
-    from rlvr_pl.data.pools import read_json
+    from rlvr_pl.text_file import read_json
 
     content = read_json(file)
     if not isinstance(content, dict) or content.get("record") != _RECORD:

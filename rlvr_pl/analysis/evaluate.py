@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rlvr_pl.analysis.command import Result, Table, add_output_arguments, progress_console
+from rlvr_pl.analysis.command import Result, Table, add_output_arguments, progress_bar
 from rlvr_pl.analysis.explore import add_sampler_argument, sampler_of
 from rlvr_pl.errors import UserError
 
@@ -125,10 +125,10 @@ class _Progress:
     """A progress bar with ETA on stderr; entering gives a function that is told how many are done."""
 
     def __init__(self, what: str, total: int) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
         columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=progress_console(), transient=True)
+        self._bar = progress_bar(*columns)
         self._task = self._bar.add_task(what, total=total)
 
     def __enter__(self) -> Any:

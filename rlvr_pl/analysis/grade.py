@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
-from rlvr_pl.analysis.command import Result, Table, add_output_arguments, progress_console
+from rlvr_pl.analysis.command import Result, Table, add_output_arguments, progress_bar
 from rlvr_pl.grading import GradeRequest, named_grader
 from rlvr_pl.jsonl import read_jsonl
 from rlvr_pl.types import Grade, Question
@@ -49,13 +49,11 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _grade(pairs: list[tuple[str, str]], name: str, require_box: bool) -> list[Grade]:
-    from rich.progress import Progress
-
     grader = named_grader(name)
     requests = [GradeRequest(response, Question("", "", gold)) for response, gold in pairs]
     grades: list[Grade] = []
     try:
-        with Progress(console=progress_console(), transient=True) as progress:
+        with progress_bar() as progress:
             for start in progress.track(range(0, len(requests), _CHUNK), description="grading"):
                 grades += grader.grade(requests[start : start + _CHUNK], require_box=require_box)
     finally:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import os
 import re
@@ -21,10 +20,14 @@ from typing import Any
 from rlvr_pl.data.rows import Rows, chosen
 from rlvr_pl.errors import UserError
 from rlvr_pl.jsonl import iter_jsonl
+from rlvr_pl.text_file import read_json, read_text, refuse_devices
 from rlvr_pl.types import Question
 
 FIELDS = ("uid", "problem", "answer", "subject", "level")
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv")
+
+MAX_TEXT = 2**22
+"""Characters of a problem or an answer; a longer one is no question, and tokenizers take 50 times its memory."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -103,20 +106,8 @@ def read_questions(
         raise UserError(
             f"{name}: no questions in it{' that data.where and data.prepare leave' * bool(where or prepare)}"
         )
-    _refuse_twice(name, [q.uid for q in questions])
+    _refuse_twice(name, [q.uid for q in questions], [q.place for q in questions])
     return questions
-
-
-def read_json(path: str | os.PathLike[str]) -> Any:
-    """The content of a JSON file; UserError when it cannot be read, is not UTF-8, or is not strict JSON."""
-    path = Path(path)
-    text = _text(path)
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON: {error}") from None
 
 
 def read_uids(path: str | os.PathLike[str]) -> list[str]:
@@ -130,7 +121,7 @@ def read_uids(path: str | os.PathLike[str]) -> list[str]:
         if not isinstance(uid, (str, int)) or isinstance(uid, bool):
             raise UserError(f"{path}: row {row}: a uid must be a string or an integer, not {_short(uid)}")
     uids = [str(uid) for uid in uids]
-    _refuse_twice(str(path), uids)
+    _refuse_twice(str(path), uids, [f"row {row}" for row in range(1, len(uids) + 1)])
     return uids
 
 
@@ -158,7 +149,7 @@ def _rows(name: str, split: str, stream: int | None) -> Rows:
         reader = readers.get(path.suffix.lower())
         if reader is None:
             raise UserError(f"{name}: the ending must be one of {', '.join(SUFFIXES)}")
-        _refuse_devices(path)
+        refuse_devices(path)
         return reader(path)
     hub = _HUB_NAME.fullmatch(name)
     if hub is None:
@@ -184,25 +175,30 @@ def _json_rows(path: Path) -> Rows:
 
 
 def _csv_rows(path: Path) -> Rows:
-    # Spreadsheets mark UTF-8 with a byte-order mark; it is no part of the first column's name.
-    reader = csv.DictReader(io.StringIO(_text(path, byte_order_mark=True), newline=""), strict=True)
+    reader = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True)
+    done = 0  # lines of the rows before
     try:
         names = reader.fieldnames or []
         if len(set(names)) < len(names):
             raise UserError(f"{path}:1: a column name occurs twice")
+        done = reader.line_num
         for row in reader:
             if None in row or None in row.values():
                 raise UserError(f"{path}:{reader.line_num}: not the {len(names)} cells that the first line names")
-            yield f"{path}:{reader.line_num}", {k: None if v == "" else v for k, v in row.items()}
+            done = reader.line_num
+            yield f"{path}:{done}", {k: None if v == "" else v for k, v in row.items()}
     except csv.Error as error:
-        raise UserError(f"{path}:{reader.line_num}: not CSV: {error}") from None
+        raise UserError(f"{path}:{done + 1}: not CSV in the row that begins here: {error}") from None
 
 
 def _parquet_rows(path: Path) -> Rows:
     import pyarrow.parquet
 
     try:
-        rows = pyarrow.parquet.read_table(path).to_pylist()
+        with path.open("rb") as file:
+            rows = pyarrow.parquet.read_table(file).to_pylist()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
     except Exception as error:  # pyarrow raises many kinds on damaged bytes
         raise UserError(f"{path}: not a readable Parquet file: {_one_line(error)}") from None
     for number, row in enumerate(rows, 1):
@@ -221,7 +217,8 @@ def _data_set(load: Callable[[], Any], name: str) -> Rows:
     except UserError:
         raise
     except Exception as error:  # network, cache, file formats: each with errors of its own
-        raise UserError(f"{name}: no such file, and no data set that could be loaded: {_one_line(error)}") from error
+        what = "is no data set" if os.path.isdir(name) else "no such file, and no data set"
+        raise UserError(f"{name}: {what} that could be loaded: {_one_line(error)}") from error
 
 
 def _open_folder(path: Path, split: str) -> Any:
@@ -298,6 +295,7 @@ class _Reader:
             columns={str(key): value for key, value in row.items() if key not in used},
             messages=messages,
             renamed={c: row[c] for f, c in self.columns.items() if f not in (c, "problem") and c in row},
+            place=where,
         )
 
     def _missing(self, where: str, field: str, row: dict[str, Any]) -> None:
@@ -336,6 +334,8 @@ def _text_field(where: str, name: str, value: Any) -> str:
         raise UserError(f"{where}: {name!r} is too long a number") from None
     if "\0" in text:
         raise UserError(f"{where}: {name!r} holds a NUL character")
+    if len(text) > MAX_TEXT:
+        raise UserError(f"{where}: {name!r} has {len(text):,} characters; a question has at most {MAX_TEXT:,}")
     return text
 
 
@@ -352,43 +352,14 @@ def _level(where: str, name: str, value: Any) -> int | None:
     raise UserError(f"{where}: {name!r} must be a whole number or 'Level N', not {_short(value)}")
 
 
-def _refuse_twice(name: str, uids: list[str]) -> None:
+def _refuse_twice(name: str, uids: list[str], places: list[str]) -> None:
     if len(set(uids)) < len(uids):
         twice = [uid for uid, count in Counter(uids).items() if count > 1]
-        raise UserError(f"{name}: uids that occur more than once: {listed(twice)}")
+        again = [place for place, uid in zip(places, uids) if uid == twice[0]][1]
+        raise UserError(f"{name}: uids that occur more than once: {listed(twice)} (again in {again})")
 
 
 # ---- small things --------------------------------------------------------------------------------------------------
-
-
-def _refuse_devices(path: Path) -> None:
-    if os.path.exists(path) and not path.is_file():  # a pipe would be waited for, a device may have no end
-        raise UserError(f"{path}: not a regular file")
-
-
-def _text(path: Path, *, byte_order_mark: bool = False) -> str:
-    _refuse_devices(path)
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
-    if not raw.strip():
-        raise UserError(f"{path}: the file is empty")
-    if b"\0" in raw:
-        raise UserError(f"{path}: holds NUL bytes (a damaged, binary or UTF-16 file)")
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: is not UTF-8 at byte {error.start}") from None
-    if not text.startswith("\ufeff"):
-        return text
-    if not byte_order_mark:
-        raise UserError(f"{path}: starts with a byte-order mark; save the file as plain UTF-8 without it")
-    return text[1:]
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON value; write null")
 
 
 def _short(value: Any) -> str:

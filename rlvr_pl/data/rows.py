@@ -46,7 +46,7 @@ def _prepared(rows: Rows, path: str) -> Rows:
     for place_, row in rows:
         try:
             made = function(dict(row))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             line, what = place(error, function), " ".join(str(error).split())
             raise UserError(f"data.prepare {path}: {place_} raised {type(error).__name__}: {what}{line}") from error
         if made is None:

@@ -94,7 +94,7 @@ class Explorer:
             "record": record,
             "version": VERSION,
             "engine": self.sampler.engine,
-            "grader": self.grader.name,
+            "grader": self.grader.described,
             "checkpoint": policy.name,
             "checkpoint_sha256": policy.sha256,
             "tokenizer_sha256": tokenizer_sha256(policy.tokenizer),

@@ -116,6 +116,7 @@ def _read(path: str | Path, kind: str, required: Mapping[str, Kind], unique: tup
     for number, row in enumerate(rows, 2):
         if not all(type(token) is int and token >= 0 for token in row["token_ids"]):
             raise UserError(f"{path}:{number}: 'token_ids' must be a list of token ids")
+        row["place"] = f"{path}:{number}"
     return header, rows
 
 

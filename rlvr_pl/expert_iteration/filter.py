@@ -47,7 +47,9 @@ class Solution:
     @classmethod
     def of(cls, row: Mapping[str, Any], source: str) -> Solution:
         """The solution in a record of a sample, a bridge or a solution."""
-        question = Question(row["uid"], row["problem"], row["gold"], row.get("subject"), row.get("level"))
+        question = Question(
+            row["uid"], row["problem"], row["gold"], row.get("subject"), row.get("level"), place=row.get("place", "")
+        )
         return cls(question, tuple(row["token_ids"]), row["text"], source)
 
     def record(self) -> Row:

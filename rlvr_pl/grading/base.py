@@ -42,6 +42,11 @@ class Grader(ABC):
 
     name: ClassVar[str] = ""
 
+    @property
+    def described(self) -> str:
+        """What records say of this grader; the name of its class where one class is one rule."""
+        return self.name or type(self).__name__
+
     @abstractmethod
     def grade(self, requests: Sequence[GradeRequest], *, require_box: bool) -> list[Grade]:
         """One `Grade` per request, in order."""

@@ -48,6 +48,10 @@ class FunctionGrader(Grader):
         self.correct_at = correct_at
         self._function = load_function(path, "reward function")
 
+    @property
+    def described(self) -> str:
+        return f"function {self.path}"
+
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path, self.correct_at)
 
@@ -73,7 +77,7 @@ class FunctionGrader(Grader):
             returned = self._function(**arguments)
             if inspect.isawaitable(returned):
                 returned = _wait(returned)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             what = " ".join(str(error).split())
             where = place(error, self._function)
             raise UserError(f"reward function {self.path}: raised {type(error).__name__}: {what}{where}") from error

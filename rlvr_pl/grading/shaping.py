@@ -32,6 +32,11 @@ class WeightedSum(Grader):
         if not graders or len(self.weights) != len(graders):
             raise UserError(f"WeightedSum: {len(self.weights)} weights for {len(graders)} graders; give one for each")
 
+    @property
+    def described(self) -> str:
+        parts = (f"{weight:g} {grader.described}" for weight, grader in zip(self.weights, self.graders))
+        return f"{self.name}({', '.join(parts)})"
+
     def grade(self, requests: Sequence[GradeRequest], *, require_box: bool) -> list[Grade]:
         columns = [grader.grade(requests, require_box=require_box) for grader in self.graders]
         return [self._sum(row) for row in zip(*columns)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlvr_pl.config_file import place, read_config
 from rlvr_pl.core.collapse import CollapseCriterion
 from rlvr_pl.errors import UserError
 from rlvr_pl.study.expect import Expectation, read_expectation
@@ -92,7 +93,7 @@ def find_study(name: str) -> Path:
     from rlvr_pl.configs import FOLDER
 
     path = Path(name)
-    if path.is_file():
+    if path.is_file() or path.is_symlink():
         return path
     shipped = FOLDER / "studies" / f"{name.removesuffix('.yaml')}.yaml"
     if shipped.is_file() and Path(name).name == name:
@@ -103,7 +104,7 @@ def find_study(name: str) -> Path:
 
 def read_study(path: Path) -> Study:
     """Read and check a study file. Raises UserError that names the file and the key."""
-    text, content = _load(path)
+    content = read_config(path)
     _check_keys(path, content, KEYS, REQUIRED)
     start = _typed(path, content, "start", str)
     config = _shared_settings(path, content, start)
@@ -120,7 +121,7 @@ def read_study(path: Path) -> Study:
     expectations = _typed(path, content, "expectations", list, [])
     return Study(
         path=path,
-        text=text,
+        text=path.read_text(encoding="utf-8-sig"),
         about=" ".join(str(content.get("about") or "").split()),
         start=start,
         config=config,
@@ -158,7 +159,7 @@ def _shared_settings(path: Path, content: Mapping[str, Any], start: str) -> dict
     """Settings of the base file, then those of the study, then start, order and panel."""
     base: dict[str, Any] = {}
     if content.get("base") is not None:
-        _, base = _load(path.parent / _typed(path, content, "base", str))
+        base = read_config(path.parent / _typed(path, content, "base", str))
         data = base.pop("data", {})
         base["data"] = data if "init_args" in data else {"init_args": data}
     own = _typed(path, content, "config", dict, {})
@@ -175,7 +176,7 @@ def _arm(path: Path, name: Any, value: Any) -> Arm:
     if not isinstance(name, str) or not re.fullmatch(r"\w[\w.+-]*", name) or name == START:
         raise UserError(f"{path}: arms: {name!r} is no name for an arm; use letters, digits and . _ + -, not {START!r}")
     if value is not None and not isinstance(value, dict):
-        raise UserError(f"{path}: {where}: needs a mapping of settings, or {{}} for none")
+        raise UserError(f"{place(path, where.split('.', 1))}: {where}: needs a mapping of settings, or {{}} for none")
     overrides = dict(value or {})
     commands = overrides.pop("commands", None)
     if commands is not None:
@@ -191,47 +192,21 @@ def _check_not_owned(path: Path, where: str, settings: Mapping[str, Any]) -> Non
     for name in flatten(settings):
         key = "data.init_args" if name.split(".")[0] == "data" else name
         if key in OWNED:
-            raise UserError(f"{path}: {where}.{name}: is the same for all arms; say it under {OWNED[key]}")
+            keys = [*where.split(".", 1), *name.split(".")]
+            raise UserError(f"{place(path, keys)}: {where}.{name}: is the same for all arms; say it under {OWNED[key]}")
 
 
 def _seeds(path: Path, value: Any) -> tuple[int, ...]:
     good = isinstance(value, list) and value and all(type(s) is int and s >= 0 for s in value)
     if not good or len(set(value)) < len(value):
-        raise UserError(f"{path}: seeds: needs a list of distinct whole numbers, not {value!r}")
+        raise UserError(f"{place(path, ['seeds'])}: seeds: needs a list of distinct whole numbers, not {value!r}")
     return tuple(value)
-
-
-def _load(path: Path) -> tuple[str, dict[str, Any]]:
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        """Refuses a name that is there twice, of which plain YAML keeps the last: an arm would be lost."""
-
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            names = [key.value for key, _ in node.value]
-            for name in names:
-                if names.count(name) > 1:
-                    raise UserError(f"{path}:{node.start_mark.line + 1}: {name} is there twice")
-            return super().construct_mapping(node, deep)
-
-    try:
-        text = path.read_text(encoding="utf-8")
-        content = yaml.load(text, Loader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        raise UserError(f"{path}{line}: not valid YAML ({getattr(error, 'problem', error)})") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: needs a mapping of settings")
-    return text, content
 
 
 def _check_keys(path: Path, content: Mapping[str, Any], known: Sequence[str], required: Sequence[str]) -> None:
     for key in content:
         if key not in known:
-            raise UserError(f"{path}: {key}: no such key; a study has {', '.join(known)}")
+            raise UserError(f"{place(path, [str(key)])}: {key}: no such key; a study has {', '.join(known)}")
     for key in required:
         if key not in content:
             raise UserError(f"{path}: {key} is missing")
@@ -243,5 +218,5 @@ def _typed(path: Path, content: Mapping[str, Any], key: str, kind: type, default
         return default
     if not isinstance(value, kind):
         names = {str: "a string", dict: "a mapping", list: "a list"}
-        raise UserError(f"{path}: {key}: needs {names[kind]}, not {value!r}")
+        raise UserError(f"{place(path, [key])}: {key}: needs {names[kind]}, not {value!r}")
     return value

@@ -146,7 +146,9 @@ def test_uids_in_some_rows_only_are_refused(tmp_path):
 @pytest.mark.parametrize("ending", [".jsonl", ".json", ".parquet", ".csv"])
 def test_duplicate_uids_are_listed(ending, tmp_path):
     rows = [{"uid": uid, "problem": "p", "answer": "1"} for uid in "xyzxyy"]
-    assert message(write(tmp_path / f"q{ending}", rows)).endswith("uids that occur more than once: 'x', 'y'")
+    place = {".jsonl": "q.jsonl:4", ".json": "q.json: row 4", ".parquet": "q.parquet: row 4", ".csv": "q.csv:5"}[ending]
+    text = message(write(tmp_path / f"q{ending}", rows))
+    assert text.endswith(f"uids that occur more than once: 'x', 'y' (again in {tmp_path / place})")
 
 
 @pytest.mark.parametrize("empty", ["", "  ", None])

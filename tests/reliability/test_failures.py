@@ -129,9 +129,9 @@ def test_a_folder_that_becomes_read_only(fit, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("run.json", b'{"state": "runn', "run.json: not valid JSON"),
+        ("run.json", b'{"state": "runn', "run.json:1: not JSON"),
         ("run.json", b"[]", "run.json: not a JSON object"),
-        ("run.json", b"", "run.json: not valid JSON"),
+        ("run.json", b"", "run.json: the file is empty"),
         ("config.yaml", b"\xff\xfe", "holds another run"),
         ("config.yaml", b"", "holds another run"),
         ("thesis.txt", b"mine", "holds files that are no run's"),

@@ -84,8 +84,8 @@ MISTAKES = {
     "collapsed: true": ("collapsed: 1", "must be true or false"),
     "start: embedded:start": ("starts: x", "starts: no such key"),
     "  mask: {objective": ("  mask: {commands: [fit], objective", "no settings beside it"),
-    "  supplied: {}\n": ("  supplied: {}\n  supplied: {}\n", "supplied is there twice"),
-    "panel: embedded:drift": ("panel: [", "not valid YAML"),
+    "  supplied: {}\n": ("  supplied: {}\n  supplied: {}\n", "'supplied' is already in line"),
+    "panel: embedded:drift": ("panel: [", "not YAML"),
 }
 
 
