@@ -45,7 +45,10 @@ def fit(argv: Sequence[str]) -> int:
     """Run ``rlvr-pl fit`` with these arguments and return the exit status. A user's mistake raises `UserError`."""
     with quiet_lightning():
         words = _expand_resume(list(argv))
-        cli = FitCLI(words, lambda config, text: agreed(lambda: settle(config, text, default_run(words, config))))
+        notes: list[str] = []  # said once no mistake was found
+        cli = FitCLI(
+            words, lambda config, text: agreed(lambda: settle(config, text, default_run(words, config), notes))
+        )
         module, data = cli.model, cli.datamodule
         run = Run(cli.folder, cli.text, module, data, ["rlvr-pl", "fit", *argv])
         check_objective(module)
@@ -54,7 +57,7 @@ def fit(argv: Sequence[str]) -> int:
             check_content(cli.checkpoint)
         first = cli.trainer.is_global_zero
         if first:
-            for note in cli.notes:
+            for note in (*notes, *cli.notes):
                 print(f"rlvr-pl: {note}", file=sys.stderr)
             run.open(fresh=cli.checkpoint is None, replace=cli.config["overwrite"])
         try:
@@ -82,9 +85,9 @@ def fit(argv: Sequence[str]) -> int:
     return 0
 
 
-def settle(config: Any, text: str, default: Path) -> tuple[RunFolder, Path | None]:
-    """The run folder and the checkpoint it continues from, if any. Changes nothing on disk, but that it locks a run to
-    be continued and sets damaged checkpoints of it aside."""
+def settle(config: Any, text: str, default: Path, notes: list[str]) -> tuple[RunFolder, Path | None]:
+    """The run folder and the checkpoint it continues from, if any; what is to be said of it goes to `notes`. Changes
+    nothing on disk, but that it locks a run to be continued and sets damaged checkpoints of it aside."""
     folder = RunFolder(config.resume or config.run or default)
     if folder.path.exists() and not folder.path.is_dir():
         raise UserError(f"--run {folder.path}: a file; name a folder")
@@ -105,7 +108,7 @@ def settle(config: Any, text: str, default: Path) -> tuple[RunFolder, Path | Non
     config_file = folder.path / "config.yaml"
     same = config_file.is_file() and config_file.read_bytes() == text.encode()
     if same and not finished:
-        print(f"rlvr-pl: {folder.path} holds this run unfinished; continuing it", file=sys.stderr)
+        notes.append(f"{folder.path} holds this run unfinished; continuing it")
         return folder, _continued(folder)
     if state is None and not config_file.exists():
         raise UserError(f"--run {folder.path}: holds files that are no run's; choose another folder")

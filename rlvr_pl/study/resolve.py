@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -97,7 +98,8 @@ def full_settings(study: Study, arm: Arm) -> dict[str, Any]:
         except _Settled as settled:
             return yaml.safe_load(settled.text)
         except UserError as error:
-            raise UserError(f"{study.path}: arm {arm.name}: {error}") from None
+            told = re.sub(rf"^{re.escape(str(path))}(:\d+)?: ", "", str(error))  # the scratch file is no one's
+            raise UserError(f"{study.path}: arm {arm.name}: {told}") from None
     raise AssertionError("the settings were never settled")
 
 

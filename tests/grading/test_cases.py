@@ -17,6 +17,19 @@ KNOWN_DIFFERENCES = {
     "g0077": "The last box holds an intermediate result and a sentence after it the answer; the last box counts.",
     "os8": "Gold and answer are the same text; equal text is equal (nothing is run).",
 }
+POLICY_DIFFERENCES = {
+    "g0006": "0.33 is not 1/3: rounded decimals are other numbers, in a matrix too.",
+    "g0123": "A comma in a gold separates a list (0,111 is 0 and 111); it is no decimal comma.",
+    "g0206": "Boxes with words between them other than and, or and commas are several answers; the last one counts.",
+    "g0234": "A list without brackets is a set.",
+    "g0241": "A list without brackets is a set.",
+    "g0279": "3.33333333 is not 10/3: a decimal equals a fraction only with 10 to 17 significant digits.",
+    "g0285": "What is thought counts as said: the last box is graded wherever it stands.",
+    "g0722": "(1,000) in round brackets is a pair, not a thousand.",
+    "g0726": "Units are dropped, so 15 m is 15 cm.",
+    "g0806": "Without a closed box, evaluation grades the last number (training gives no reward).",
+    "g0831": "Without a closed box, evaluation grades the last number (training gives no reward).",
+}
 COSTLY = {"cmp", "frac100", "frac1000", "int2", "lim", "mat100", "minus", "prod", "prodtower", "sqrt500", "towerdiff"}
 LIMIT = 2.0  # CPU seconds an answer
 UNDECIDED = (GradeStatus.TIMEOUT, GradeStatus.ERROR)
@@ -41,9 +54,8 @@ def test_known_verdicts(shared: Path) -> None:
     assert not [r["id"] for r, g in zip(rows, grades) if g.status in UNDECIDED]
     differs = [r for r, g in zip(rows, grades) if (g.status is GradeStatus.CORRECT) != r["expected"]]
     assert {r["id"] for r in differs if "policy" not in r} == KNOWN_DIFFERENCES.keys() - {"os8"}
-    policy = [r for r in rows if "policy" in r]
-    agreed = len(policy) - sum("policy" in r for r in differs)
-    assert agreed >= 0.8 * len(policy)
+    assert {r["id"] for r in differs if "policy" in r} == POLICY_DIFFERENCES.keys()
+    assert len(POLICY_DIFFERENCES) <= 0.2 * sum("policy" in r for r in rows)
 
     # where algebra decided: answers as golds and golds as answers, both in boxes, may not change the verdict
     answers = [(g.answer, r["gold"]) for r, g in zip(rows, grades) if g.answer and g.seconds]

@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rlvr_pl.errors import RunFailure
-from rlvr_pl.grading.pool import Reply, WorkerPool
+from rlvr_pl.grading.pool import Reply, WorkerPool, _Worker
 
 HANDLER = """
 import os, sys, time
@@ -210,3 +211,47 @@ print(pool.map([("pid",)])[0].value)
 def test_a_worker_that_cannot_start_says_why(handlers: Path) -> None:
     with pytest.raises(RunFailure, match=r"broken_handler.*ModuleNotFoundError: No module named 'no_such_module'"):
         WorkerPool("broken_handler", 1, 1.0, 256).map([("echo", 1)])
+
+
+def ticks_of(pid: int) -> int:
+    """CPU time of a process that runs or has just died, in clock ticks (each of its two parts is rounded down)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="CPU time of a process is read from /proc")
+def test_hostile_jobs_cost_their_limits_and_no_more_on_all_workers_alike(handlers: Path, monkeypatch) -> None:
+    """W = 4 workers, 24 jobs: 16 that never end, and 8 honest ones that keep their replies.
+
+    Each job waits, before it begins, until W are under way at once: so there are 24 / W rounds, with W workers busy in
+    each, and every worker has 24 / W jobs; what a round takes of the clock is one limit (and the start of a worker) on
+    a machine with W idle cores. A job that never ends gets its limit of CPU time: the kernel looks at its timer once a
+    tick, and both readings round the user's and the system's part down by less than a tick each, so at most 1 + 2 ticks
+    more are read.
+    """
+    count, limit, tick = 4, 0.1, 1 / os.sysconf("SC_CLK_TCK")
+    round_of_all = threading.Barrier(count)
+    jobs_of: Counter[int] = Counter()
+    used: list[float] = []
+    attempt, exit_status = _Worker._attempt, _Worker._exit_status
+
+    def watched_attempt(worker, job):
+        round_of_all.wait(timeout=120)
+        jobs_of[id(worker)] += 1
+        worker.begun = ticks_of(worker._started().pid)
+        return attempt(worker, job)
+
+    def watched_exit(worker, process):
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, and still there to be read
+        used.append(tick * (ticks_of(process.pid) - worker.begun))
+        return exit_status(worker, process)
+
+    monkeypatch.setattr(_Worker, "_attempt", watched_attempt)
+    monkeypatch.setattr(_Worker, "_exit_status", watched_exit)
+    pool = WorkerPool("toy_handler", count, limit, 256)
+    replies = pool.map([("spin",), ("spin",), ("echo", 7)] * 8)
+    pool.close()
+    assert [(r.status, r.value) for r in replies] == [("timeout", None), ("timeout", None), ("ok", 7)] * 8
+    assert list(jobs_of.values()) == [6] * count
+    assert len(used) == 16
+    assert limit - 2 * tick <= min(used) and sum(used) <= 16 * (limit + 3 * tick)

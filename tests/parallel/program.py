@@ -1,4 +1,4 @@
-"""Trains the embedded start for three updates in FP32, once for each objective; started by test_two_ranks.py.
+"""Trains the embedded start for three updates in FP32, once for each case; started by test_two_ranks.py.
 
 usage: program.py FOLDER DEVICES
 """
@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from zlib import crc32
 
 import torch
 from lightning.pytorch import Trainer
@@ -19,19 +22,46 @@ from rlvr_pl.callbacks.sampler_canary import SamplerCanary
 from rlvr_pl.callbacks.time_limit import TimeLimit
 from rlvr_pl.callbacks.validation import Validation
 from rlvr_pl.data.module import QuestionData
-from rlvr_pl.grading import MathGrader
+from rlvr_pl.grading import Grader, GradeRequest, MathGrader
 from rlvr_pl.module import RLVRModule
-from rlvr_pl.objectives import GRPO, ClippedGRPO, ForkCredit
+from rlvr_pl.objectives import GRPO, ClippedGRPO, ForkCredit, Objective
 from rlvr_pl.objectives.terms import KLPenalty
 from rlvr_pl.policy import load_policy
 from rlvr_pl.ranks import Ranks
 from rlvr_pl.sampling.torch import TorchSampler
+from rlvr_pl.types import Grade
 from rlvr_pl.update import NonFiniteError
 
-OBJECTIVES = {
-    "grpo": GRPO(),  # the plain weighted sum
-    "clipped": ClippedGRPO(inner_epochs=2, kl=KLPenalty()),  # log-probs of the sampling and of the start policy
-    "branch": ForkCredit(source="branch"),  # continuations
+TOWER = r"\boxed{9^{9^{9^8}}}"  # compared with another tower it uses up its limit
+
+
+class Attacked(MathGrader):
+    """Puts a hostile answer in the place of every third rollout's, whoever samples it: one that never ends, one nested
+    beyond reason, one that is code, and a right one behind a megabyte of padding."""
+
+    ANSWERS = (
+        (TOWER, r"9^{9^{9^9}}"),
+        (r"\boxed{x+" + "(" * 4000 + "1" + ")" * 4000 + "}", "x+2"),
+        (r"\boxed{__import__('os').system('touch pwned')}", "42"),
+        ("so " * 350_000 + r"\boxed{\frac{x}{2}}", r"\frac{1}{2}x"),
+    )
+
+    def grade(self, requests: Sequence[GradeRequest], *, require_box: bool) -> list[Grade]:
+        return super().grade([self._attack(r) if require_box else r for r in requests], require_box=require_box)
+
+    def _attack(self, request: GradeRequest) -> GradeRequest:
+        number = crc32(repr((request.question.uid, request.token_ids)).encode())
+        if number % 3:
+            return request
+        response, gold = self.ANSWERS[number // 3 % len(self.ANSWERS)]
+        return replace(request, response=response, question=replace(request.question, answer=gold))
+
+
+CASES: dict[str, tuple[Objective, Grader]] = {
+    "grpo": (GRPO(), MathGrader()),  # the plain weighted sum
+    "clipped": (ClippedGRPO(inner_epochs=2, kl=KLPenalty()), MathGrader()),  # log-probs of sampling and start policy
+    "branch": (ForkCredit(source="branch"), MathGrader()),  # continuations
+    "attacked": (GRPO(), Attacked(cpu_limit=0.5, workers=2)),
 }
 
 
@@ -44,7 +74,8 @@ class FP32Module(RLVRModule):
 def train(name: str, folder: Path, devices: int) -> None:
     policy = load_policy("embedded:start", dtype="float32")
     settings = {"group_size": 4, "max_new_tokens": 48, "eval_max_new_tokens": 48, "micro_batch_tokens": 500}
-    module = FP32Module(policy, OBJECTIVES[name], TorchSampler(dtype="float32"), MathGrader(), seed=3, **settings)
+    objective, grader = CASES[name]
+    module = FP32Module(policy, objective, TorchSampler(dtype="float32"), grader, seed=3, **settings)
     data = QuestionData(updates=3, questions_per_update=3, validation_batch=16)  # 12 rollouts: 1.5 groups a rank
     data.validation = data.validation[:40]  # three batches, of which one is short
     trainer = Trainer(
@@ -69,6 +100,7 @@ def train(name: str, folder: Path, devices: int) -> None:
         ],
     )
     trainer.fit(module, datamodule=data)
+    grader.close()
     torch.save(module.policy.model.state_dict(), folder / f"{name}-{trainer.global_rank}.pt")
 
 
@@ -89,7 +121,7 @@ def fail_on_rank_1(folder: Path) -> None:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    for objective in OBJECTIVES:
-        train(objective, Path(sys.argv[1]), int(sys.argv[2]))
+    for case in CASES:
+        train(case, Path(sys.argv[1]), int(sys.argv[2]))
     if torch.distributed.is_initialized():
         fail_on_rank_1(Path(sys.argv[1]))

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -87,22 +88,22 @@ def table(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", ["grpo", "clipped", "branch"])
-def test_two_ranks_do_what_one_does(both, objective):
-    one, two = (folder / objective for folder in (both.one, both.two))
+@pytest.mark.parametrize("case", ["grpo", "clipped", "branch", "attacked"])
+def test_two_ranks_do_what_one_does(both, case):
+    one, two = (folder / case for folder in (both.one, both.two))
     rollouts = [(folder / "rollouts" / "000001-000100.jsonl").read_text().splitlines() for folder in (one, two)]
     assert len(rollouts[0]) == len(rollouts[1]) == 3 * 12  # one record a rollout, whoever sampled it
     for a, b in zip(*(map(json.loads, lines) for lines in rollouts)):
         for key in ("m_plus", "m_minus"):
             assert a.pop(key) == pytest.approx(b.pop(key), abs=1e-6)
         assert a == b
-    weights = [torch.load(folder / f"{objective}-0.pt", weights_only=True) for folder in (both.one, both.two)]
+    weights = [torch.load(folder / f"{case}-0.pt", weights_only=True) for folder in (both.one, both.two)]
     start = load_policy("embedded:start", dtype="float32").model.state_dict()
     assert weights[0].keys() == weights[1].keys() == start.keys()
     assert max(float((value - start[name]).abs().max()) for name, value in weights[0].items()) > 1e-3  # they have moved
     for name, value in weights[0].items():
         assert float((value - weights[1][name]).abs().max()) <= 1e-6, name
-    other_rank = torch.load(both.two / f"{objective}-1.pt", weights_only=True)
+    other_rank = torch.load(both.two / f"{case}-1.pt", weights_only=True)
     assert all(torch.equal(value, other_rank[name]) for name, value in weights[1].items())
     figures = [table(folder / "metrics.csv") for folder in (one, two)]
     assert [row["update"] for row in figures[1]] == ["1", "2", "3"]
@@ -116,6 +117,21 @@ def test_two_ranks_do_what_one_does(both, objective):
     }
     items = [(folder / "items" / "val-000003.jsonl").read_text().splitlines()[1:] for folder in (one, two)]
     assert len(items[0]) == 40 and items[0] == items[1]
+
+
+@pytest.mark.slow
+def test_hostile_answers_have_their_statuses_and_honest_ones_their_rewards_on_both_ranks(both):
+    """The two runs of `attacked` are equal (above). In update 1, before the weights differ, its rollouts are those of
+    `grpo`, and those that are not attacked are graded as there."""
+    plain, attacked = (rollouts(both.two / case) for case in ("grpo", "attacked"))
+    statuses = Counter(row["status"] for row in attacked)
+    assert statuses["timeout"] >= 1 and sum(statuses.values()) == 36
+    assert all(row["reward"] == 0 for row in attacked if row["status"] in ("timeout", "error"))
+    pairs = list(zip(plain[:12], attacked[:12]))
+    assert all(a["text"] == b["text"] for a, b in pairs)
+    alike = [all(a[key] == b[key] for key in ("reward", "status", "answer")) for a, b in pairs]
+    assert 0 < alike.count(False) < 12
+    assert not list(both.two.parent.rglob("pwned"))
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Whatever a file holds, a reader gives what it promises or one line that names the file.
 
-Questions, JSON Lines, settings and policy folders have such tests beside their readers.
+Questions, JSON Lines, settings of `fit` and policy folders have such tests beside their readers
+(``tests/data/test_pools.py``, ``tests/test_jsonl.py``, ``tests/test_config_file.py``, ``tests/test_policy.py``).
 """
 
 from __future__ import annotations
@@ -11,17 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rlvr_pl.adapters import base_of_folder
 from rlvr_pl.analysis.items import load_panel, load_samples
-from rlvr_pl.callbacks.checkpoint import latest_checkpoint
+from rlvr_pl.callbacks.checkpoint import CONTENT, check_content, latest_checkpoint
 from rlvr_pl.callbacks.drift import Contexts
 from rlvr_pl.cost import CostLedger
 from rlvr_pl.errors import UserError
 from rlvr_pl.expert_iteration.files import read_samples, read_solutions
 from rlvr_pl.expert_iteration.filter import SolutionFilter
+from rlvr_pl.prompts import template_of_folder
 from rlvr_pl.records import CsvTable, JsonlFile, RunFolder
+from rlvr_pl.study.plan import Study, read_study
 
 HEAD = {"version": 1, "tokenizer_sha256": "0" * 64, "engine": "torch", "batch_size": 64}
 QUESTION = {"uid": "q", "problem": "1+1?", "gold": "2"}
@@ -201,3 +206,67 @@ def test_any_checkpoint_folder_gives_a_whole_checkpoint_or_none(tmp_path, files)
         (tmp_path / f"update-{number:06d}.ckpt").write_bytes(content)
         (tmp_path / f"update-{number:06d}.json").write_bytes(sidecar)
     assert latest_checkpoint(tmp_path) is None  # no random text is the hash of another
+
+
+STUDY = {
+    "about": "x",
+    "start": "embedded:start",
+    "seeds": [1, 2],
+    "order": {"updates": 1},
+    "panel": "embedded:drift",
+    "config": {"model": {"group_size": 2}},
+    "arms": {"one": {}, "two": {"objective": {"init_args": {"mask_truncated": True}}}},
+    "criterion": {"window": 2},
+    "budget": {"minutes": 3},
+    "expectations": [{"arm": "one", "collapsed": True}],
+}
+TEMPLATE = {"kind": "text", "name": "x", "text": "{problem}", "hint": "{problem} {answer}"}
+ADAPTER = {"base_model_name_or_path": "embedded:start", "peft_type": "LORA"}
+
+
+def test_the_right_study_is_read(tmp_path):
+    (tmp_path / "s.yaml").write_text(json.dumps(STUDY))
+    assert [arm.name for arm in read_study(tmp_path / "s.yaml").arms] == ["one", "two"]
+
+
+@quiet
+@given(changed(STUDY).map(json.dumps).map(str.encode) | st.binary(max_size=60), st.integers(0, 400))
+def test_any_study_is_read_or_a_user_error(tmp_path, content, end):
+    path = tmp_path / "s.yaml"
+    path.write_bytes(content[:end] if end % 2 else content)
+    try:
+        assert isinstance(read_study(path), Study)
+    except UserError as error:
+        assert str(path) in str(error) and "\n" not in str(error)
+
+
+@quiet
+@given(
+    st.one_of(changed(TEMPLATE), changed(ADAPTER), json_values).map(json.dumps).map(str.encode) | st.binary(max_size=40)
+)
+def test_any_template_and_any_adapter_is_read_or_a_user_error(tmp_path, content):
+    for name in ("prompt_template.json", "adapter_config.json"):
+        (tmp_path / name).write_bytes(content)
+    for read in (lambda: template_of_folder(tmp_path, None), lambda: base_of_folder(tmp_path)):
+        try:
+            assert read()
+        except UserError as error:
+            assert str(tmp_path) in str(error) and "\n" not in str(error)
+
+
+@quiet
+@given(
+    st.binary(max_size=60)
+    | st.dictionaries(st.sampled_from(sorted(CONTENT)), json_values)
+    | st.sampled_from(sorted(CONTENT)).map(lambda gone: {k: kind() for k, kind in CONTENT.items() if k != gone})
+)
+def test_any_file_with_the_right_hash_is_a_checkpoint_or_a_user_error(tmp_path, content):
+    path = tmp_path / "update-000001.ckpt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    with pytest.raises(UserError, match="not a checkpoint of a run"):
+        check_content(path)
+    torch.save({name: kind() for name, kind in CONTENT.items()}, path)
+    check_content(path)
