@@ -71,6 +71,7 @@ SMALLEST = {
     "monitors": "--updates 6 --questions 2 --drift-every 3",
     "drift_memory": "--hidden 64 --tokens 64",
     "scaling": "--over length --runs 1",
+    "hostile": "--answers 4 --limit 0.2",
 }
 
 
