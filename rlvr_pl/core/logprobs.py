@@ -212,7 +212,7 @@ class _Online:
         new = torch.maximum(old, z.amax(1))
         shrink = _exp(old - new, self.unit)
         shifted = z.sub_(new[:, None].to(z.dtype))
-        exp = _exp(shifted, self.unit) if moment else _exp_(shifted, self.unit)
+        exp = _exp(shifted, self.unit, None if moment else shifted)
         if moment:
             # the old terms move by (old - new); before the first tile there are none, and -inf * 0 would be NaN
             moved = self.moment[rows] + torch.where(old == -torch.inf, 0, old - new) * self.total[rows]
@@ -243,7 +243,7 @@ class _Sweep:
         self.onednn = _sweeps_quickly(len(head), hidden, head)
         self.targets = _fill(targets) if self.onednn else targets
         hidden = _fill(hidden) if self.onednn else hidden
-        self.unit = 1.0 if hidden.dtype in (torch.bfloat16, torch.float16) else _BIT
+        self.unit = _unit(hidden)
         self.hidden = hidden if self.unit == 1 else hidden * (scale * self.unit)
         self._head, self._scale = head, scale if self.unit == 1 else 1.0
 
@@ -296,7 +296,7 @@ class _TokenLogprobs(torch.autograd.Function):
             dz = -grad_logprobs[rows, None]
             if grad_entropy is not None:
                 dz = dz - grad_entropy[rows, None] * (logp / sweep.unit + entropy[rows, None])
-            p = _exp_(logp, sweep.unit)
+            p = _exp(logp, sweep.unit, logp)
             dz = p.mul_(dz) if grad_entropy is None else dz.mul_(p)
             _add_at(dz, sweep.targets[rows] - columns.start, grad_logprobs[rows])
             dz = dz.mul_(ctx.scale).to(hidden.dtype)
@@ -386,29 +386,35 @@ def _exp_tiles(
     The tiles lie in `kept` (at least r V elements), in the dtype of `rows`.
     """
     tiles, parts, at_target = [], [], rows.new_zeros(len(rows), dtype=_wide_dtype(rows))
+    unit = _unit(rows)
+    if unit != 1:
+        rows, scale = rows * (scale * unit), 1.0
     for first in range(0, len(head), vocab_chunk):
         columns = slice(first, min(first + vocab_chunk, len(head)))
         tile = kept[first * len(rows) : columns.stop * len(rows)].view(len(rows), -1)
         across = head[columns].T
-        z = _widen(tile.copy_(product(rows, across)) if onednn else torch.mm(rows, across, out=tile))
+        z = product(rows, across) if onednn else _widen(torch.mm(rows, across, out=tile))
         if scale != 1:
             z.mul_(scale)
         at_target = _pick(z, targets - first, at_target)
         top = z.amax(1, keepdim=True)
-        exp = z.sub_(top).exp_()
-        parts.append(top[:, 0] + exp.sum(1).log())
-        tiles.append((columns, exp if exp.dtype == tile.dtype else tile.copy_(exp), top[:, 0]))
+        wide = z.dtype == tile.dtype
+        exp = _exp(z.sub_(top), unit, tile if wide else z)
+        top = top[:, 0] / unit
+        parts.append(top + exp.sum(1).log())
+        tiles.append((columns, exp if wide else tile.copy_(exp), top))
     lse = torch.logsumexp(torch.stack(parts), 0)
-    return [(columns, exp, (top - lse).exp()) for columns, exp, top in tiles], at_target - lse
+    return [(columns, exp, (top - lse).exp()) for columns, exp, top in tiles], at_target / unit - lse
 
 
-def _exp(z: Tensor, unit: float) -> Tensor:
+def _unit(x: Tensor) -> float:
+    """What logits of this dtype are of one nat: half precision stays in nats, whose roundings are to be kept."""
+    return 1.0 if x.dtype in (torch.bfloat16, torch.float16) else _BIT
+
+
+def _exp(z: Tensor, unit: float, out: Tensor | None = None) -> Tensor:
     """exp of logits in nats (`unit` 1) or bits (`_BIT`)."""
-    return z.exp() if unit == 1 else z.exp2()
-
-
-def _exp_(z: Tensor, unit: float) -> Tensor:
-    return z.exp_() if unit == 1 else z.exp2_()
+    return torch.exp(z, out=out) if unit == 1 else torch.exp2(z, out=out)
 
 
 def _sweeps_quickly(vocabulary: int, *factors: Tensor) -> bool:
