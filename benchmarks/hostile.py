@@ -2,8 +2,8 @@
 
 usage: python benchmarks/hostile.py [--answers 64] [--workers 2] [--limit 1.0] [--json]
 
-Half of the hostile answers are towers of powers to be compared with another, half integrals without a closed form; no
-two are equal, so that none is remembered. An honest answer stands behind each fourth of them.
+A hostile answer is a tower of powers to be compared with a taller one; no two are equal, so that none is remembered. An
+honest answer stands behind each fourth of them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,7 @@ from rlvr_pl.types import Question
 
 
 def hostile(number: int) -> GradeRequest:
-    tower = (rf"\boxed{{9^{{9^{{9^8}}}}+{number}}}", r"9^{9^{9^9}}")
-    integral = (rf"\boxed{{\int \frac{{\sqrt{{{number}+x^4}}}}{{\ln(1+e^x)}} dx}}", "42")
-    response, gold = (tower, integral)[number % 2]
-    return GradeRequest(response, Question("", "", gold))
+    return GradeRequest(rf"\boxed{{9^{{9^{{9^8}}}}+{number}}}", Question("", "", r"9^{9^{9^9}}"))
 
 
 def honest(number: int) -> GradeRequest:

@@ -36,7 +36,7 @@ def config_files(argv: Sequence[str]) -> list[str]:
     absent = next((value for value in named if not os.path.lexists(value) and not value.startswith("--")), None)
     if absent is not None:
         shipped = ", ".join(path.name for path in sorted(FOLDER.glob("*.yaml")))
-        raise UserError(f"{absent}: no such file of settings; shipped ones are {shipped}")
+        raise UserError(f"{absent or '--config'}: no such file of settings; shipped ones are {shipped}")
     return [value for value in named if os.path.lexists(value)]
 
 

@@ -150,11 +150,13 @@ def mistake_in(error: BaseException) -> BaseException:
 
 
 def _made(error: BaseException) -> type | None:
-    """The class of the object that was being made when an error arose; None when none was."""
-    for frame in reversed([frame for frame, _ in traceback.walk_tb(error.__traceback__)]):
+    """The class of the object that was being made when an error arose (what its own constructor makes is a part of it);
+    None when none was."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code.co_name in ("__init__", "__post_init__") and "self" in frame.f_locals:
             cls = type(frame.f_locals["self"])
-            return None if cls.__module__.split(".")[0] in ("jsonargparse", "argparse") else cls
+            if cls.__module__.split(".")[0] not in ("jsonargparse", "argparse"):
+                return cls
     return None
 
 

@@ -100,7 +100,7 @@ class FitCLI(LightningCLI):
             super().parse_arguments(parser, args)
         except (ArgumentError, UnicodeDecodeError) as error:
             text = worded(str(error), {**SLOTS, "trainer.callbacks": Callback})
-            help_ = "; see rlvr-pl fit --help" if text.startswith("unrecognized arguments") else ""
+            help_ = "; see rlvr-pl fit --help" if text.startswith(("unrecognized arguments", "argument ")) else ""
             raise UserError(self._located(text, key_of(str(error))) + help_) from None
         except SystemExit as stop:
             if stop.code == 0:  # --help

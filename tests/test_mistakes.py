@@ -50,6 +50,12 @@ def test_errors_are_worded():
         ),
         (["--progress.every_n_updates=-1"], ["RunProgress: every_n_updates=-1: must be at least 1"]),
         (["--tracker.every_n_updates=-1"], ["Tracker: every_n_updates=-1"]),
+        (["--grader=Math", "--grader.cpu_limit=0"], ["cpu_limit=0.0, memory_limit_mb=512: all must be above 0"]),
+        (
+            ["--grader=Math", "--grader.cpu_limit=inf"],
+            ["--grader.cpu_limit: MathGrader: Expected a float. Got value: inf"],
+        ),
+        (["--grader=Math", "--grader.workers=-1"], ["workers=-1"]),
         (["--nope=3"], ["unrecognized arguments: --nope=3; see rlvr-pl fit --help"]),
         (
             ["--config=none.yaml"],
@@ -129,6 +135,8 @@ def test_a_run_folder_is_no_policy_but_has_some(tmp_path, capsys):
 FAULTY = """
 import sys
 
+from lightning.pytorch import Callback
+
 from rlvr_pl.callbacks import DamageStop
 from rlvr_pl.objectives import GRPO
 
@@ -156,6 +164,10 @@ class Headless(DamageStop):
     def damage(self, window):
         return None
 
+class Quits(Callback):
+    def on_train_batch_end(self, trainer, module, *_):
+        sys.exit("enough")
+
 def leaves(completions):
     sys.exit(3)
 
@@ -178,10 +190,10 @@ def faulty(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--objective=faulty.Choosy"], "Choosy ({file}:9, in __init__): ValueError: taste='sour': must be sweet"),
-        (["--objective=faulty.Clumsy"], "Clumsy ({file}:14, in __init__): KeyError: 'nothing'"),
-        (["--objective=faulty.Leaves"], "Leaves ({file}:18, in token_weights): SystemExit: done here"),
-        (["--objective=faulty.LeavesAtOnce"], "LeavesAtOnce ({file}:22, in __init__): SystemExit: 3"),
+        (["--objective=faulty.Choosy"], "Choosy ({file}:11, in __init__): ValueError: taste='sour': must be sweet"),
+        (["--objective=faulty.Clumsy"], "Clumsy ({file}:16, in __init__): KeyError: 'nothing'"),
+        (["--objective=faulty.Leaves"], "Leaves ({file}:20, in token_weights): SystemExit: done here"),
+        (["--objective=faulty.LeavesAtOnce"], "LeavesAtOnce ({file}:24, in __init__): SystemExit: 3"),
         (["--objective=left.Objective"], "{folder}/left.py:3: ended with SystemExit when it was imported"),
         (
             ["--grader=Function", "--grader.path=left.py:f"],
@@ -189,7 +201,7 @@ def faulty(tmp_path, monkeypatch):
         ),
         (
             ["--data.prepare=faulty.py:leaves"],
-            "data.prepare faulty.py:leaves: embedded:train: row 1 raised SystemExit: 3 ({file}:32)",
+            "data.prepare faulty.py:leaves: embedded:train: row 1 raised SystemExit: 3 ({file}:38)",
         ),
     ],
 )
@@ -205,8 +217,9 @@ def test_a_fault_in_the_users_class_is_told_with_its_place_and_nothing_is_writte
     [
         (
             ["--grader=Function", "--grader.path=faulty.py:leaves"],
-            "reward function faulty.py:leaves: raised SystemExit: 3 ({file}:32)",
+            "reward function faulty.py:leaves: raised SystemExit: 3 ({file}:38)",
         ),
+        (["--trainer.callbacks+=faulty.Quits"], "Quits ({file}:35, in on_train_batch_end): SystemExit: enough"),
         (
             ["--trainer.callbacks+=faulty.Headless"],
             "Headless ({file}): has no '_verdict'; call super().__init__() first",
@@ -215,8 +228,9 @@ def test_a_fault_in_the_users_class_is_told_with_its_place_and_nothing_is_writte
 )
 def test_a_fault_that_shows_in_the_run_is_one_line_too(faulty, capsys, words, told):
     assert main([*BASE, "--run=run", *words]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line == "rlvr-pl: " + told.format(file=faulty / "faulty.py")
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("update ")]
+    assert lines == ["rlvr-pl: " + told.format(file=faulty / "faulty.py")]
+    assert '"state": "stopped"' in (faulty / "run" / "run.json").read_text()
 
 
 def test_a_reward_of_nothing_but_null_is_said_once(faulty, capsys):

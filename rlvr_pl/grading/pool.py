@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import queue
 import select
@@ -51,9 +52,16 @@ class WorkerPool:
         count: number of processes.
         cpu_limit: CPU seconds for a job.
         memory_limit_mb: MiB of memory that jobs may take in a worker beyond what it needs to start.
+
+    Raises ValueError for a number that is not above 0.
     """
 
     def __init__(self, module: str, count: int, cpu_limit: float, memory_limit_mb: int) -> None:
+        if count < 1 or not 0 < cpu_limit < math.inf or memory_limit_mb < 1:  # a limit of 0 would be none
+            raise ValueError(
+                f"workers={count}, cpu_limit={cpu_limit}, memory_limit_mb={memory_limit_mb}: all must be above 0, the "
+                "limits finite"
+            )
         self._args = (module, count, cpu_limit, memory_limit_mb)
         self._fill()
 

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from rlvr_pl.errors import UserError
-from rlvr_pl.grading import FunctionGrader, GradeRequest, WeightedSum
+from rlvr_pl.evaluation import header
+from rlvr_pl.grading import FunctionGrader, GradeRequest, MathGrader, WeightedSum
+from rlvr_pl.sampling.base import Decoding
+from rlvr_pl.sampling.torch import TorchSampler
 from rlvr_pl.types import GradeStatus, Question
 
 REWARDS = """
@@ -196,3 +199,14 @@ def test_several_functions_with_weights(rewards: str) -> None:
     total = WeightedSum([FunctionGrader(f"{rewards}:{name}") for name in names], [2.0, 0.5])
     # 2 * [1, None, 0, 0.5] + 0.5 * [1, 1, 1, 1]; what one cannot score is left out of that row
     assert [g.reward for g in total.grade(requests(4), require_box=True)] == [2.5, 0.5, 0.5, 1.5]
+
+
+def test_records_name_the_function_and_the_parts_of_a_sum(rewards: str) -> None:
+    grader = FunctionGrader(f"{rewards}:by_length")
+    assert grader.described == f"function {rewards}:by_length"
+    assert WeightedSum([MathGrader(), grader], [1.0, 0.5]).described == (
+        f"weighted-sum(1 math, 0.5 function {rewards}:by_length)"
+    )
+    settings = {"batch_size": 1, "decoding": Decoding(), "checkpoint": "c", "sha256": "0"}
+    head = header(sampler=TorchSampler(), grader=grader, **settings)
+    assert head["grader"] == f"function {rewards}:by_length"
