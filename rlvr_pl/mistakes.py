@@ -13,6 +13,8 @@ from typing import Any
 from rlvr_pl.errors import UserError
 
 OURS = ("rlvr_pl", "lightning", "torch", "builtins")
+# of a config file, on the command line the parser calls it unrecognized
+_UNKNOWN = re.compile(r"(?:Group '(?P<group>[\w.]+)' does not accept option|Option) '(?P<name>[^']+)'")
 NOISE = (
     "Does not validate", "Subtypes:", "Subclass types expect", "Errors:", "Expected a <class 'NoneType'>",
     "Given value", "Parser key", "Not a valid subclass", "a class path (str)", "a dict with", "a dict without",
@@ -47,6 +49,8 @@ def worded(message: str, slots: Mapping[str, type]) -> str:
 def key_of(message: str) -> str:
     """The dotted name of the setting that the parser complains of; empty when it names none."""
     keys = re.findall(r'Parser key "([^"]+)"', message)
+    if not keys and (unknown := _UNKNOWN.match(message)):
+        keys = [name for name in unknown.groups() if name]
     return ".".join(dict.fromkeys(part for k in keys for part in k.split(".")))
 
 
@@ -68,7 +72,10 @@ def _no_such_setting(message: str) -> str | None:
         message,
     )
     if match is None:
-        return None
+        unknown = _UNKNOWN.match(message)
+        if unknown is None:
+            return None
+        return f"{unknown['group'] or 'a run'} has no setting {unknown['name']!r}; see rlvr-pl fit --help"
     module, _, name = match[1].rpartition(".")
     wrong = match[2] or match[3]
     text = f"{name} has no setting {wrong!r}"

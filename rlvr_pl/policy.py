@@ -40,6 +40,10 @@ JSON_FILES = (
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "model.safetensors.index.json",
     TEMPLATE_FILE,
     adapters.CONFIG_FILE,
 )

@@ -31,7 +31,7 @@ def read_text(path: str | PathLike[str], *, byte_order_mark: bool = True) -> str
         raw = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
-    if not raw.strip():
+    if not raw or raw.isspace():
         raise UserError(f"{path}: the file is empty")
     if (nul := raw.find(b"\0")) >= 0:
         raise UserError(f"{path}:{_line(raw, nul)}: holds NUL bytes (a damaged, binary or UTF-16 file)")

@@ -275,3 +275,32 @@ def test_every_command_tells_of_an_unknown_flag_in_one_line(capsys, command):
     assert main([command, "--no-such-flag"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"rlvr-pl {command}: ") and line.endswith(f"; see rlvr-pl {command} --help")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("seed: 1\nnope: 4\n", "c.yaml:2: a run has no setting 'nope'; see rlvr-pl fit --help"),
+        ("model:\n  group_size: 2\n  nope: 4\n", "c.yaml:3: model has no setting 'nope'; see rlvr-pl fit --help"),
+        (
+            "objective:\n  class_path: GRPO\n  init_args:\n    nope: 3\n",
+            "c.yaml:1: GRPO has no setting 'nope'; it takes",
+        ),
+        ("seed: 0\nobjective:\n  class_path: Nope\n", "c.yaml:2: objective Nope: no objective of that name; there are"),
+        (
+            "data:\n  class_path: QuestionData\n  init_args:\n    updates: x\n",
+            "c.yaml:4: data.updates: QuestionData: expected",
+        ),
+        (
+            "trainer:\n  callbacks:\n  - class_path: Nope\n",
+            "c.yaml:2: trainer.callbacks Nope: no callback of that name",
+        ),
+    ],
+)
+def test_a_mistake_in_a_config_names_the_file_and_the_line(tmp_path, monkeypatch, capsys, text, told):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text(text)
+    assert main(["fit", "--config=c.yaml", "--run=run"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"rlvr-pl: {told}")
+    assert not (tmp_path / "run").exists()

@@ -7,7 +7,6 @@ maps them to a file's own names. Without a uid column a question is called ``<fi
 from __future__ import annotations
 
 import csv
-import io
 import math
 import os
 import re
@@ -32,6 +31,7 @@ MAX_TEXT = 2**22
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 _HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(:(?P<config>[\w.-]+))?(:(?P<split>[\w.\-\[\]:%+]+))?")
+_LINE = re.compile(r"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+")
 _LEVEL = re.compile(r"\s*(?:level\s*)?(\d{1,3}|\?)\s*", re.IGNORECASE)
 
 
@@ -175,7 +175,8 @@ def _json_rows(path: Path) -> Rows:
 
 
 def _csv_rows(path: Path) -> Rows:
-    reader = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True)
+    lines = (match.group() for match in _LINE.finditer(read_text(path)))  # one at a time, with its ending
+    reader = csv.DictReader(lines, strict=True)
     done = 0  # lines of the rows before
     try:
         names = reader.fieldnames or []

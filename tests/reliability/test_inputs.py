@@ -11,7 +11,10 @@ import csv
 import hashlib
 import io
 import json
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -753,3 +756,33 @@ def test_what_is_right_is_read_whatever_its_line_endings_and_marks(kind, working
         results[defect] = outcome(folder, capsys.readouterr().out)
     results.pop("lone surrogate", None)  # another answer, and so another result
     assert all(result == results[None] for result in results.values())
+
+
+PEAK = r"""
+import re, sys
+from rlvr_pl.config_file import read_config
+from rlvr_pl.data.pools import load_questions
+from rlvr_pl.errors import UserError
+peak = lambda: 1024 * int(re.search(r"VmHWM:\s+(\d+)", open("/proc/self/status").read())[1])
+before = peak()
+try:
+    (read_config if sys.argv[1].endswith("yaml") else load_questions)(sys.argv[1])
+except UserError:
+    print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read from /proc")
+@pytest.mark.parametrize("kind", ["questions, JSON Lines", "questions, JSON", "questions, CSV", "config"])
+def test_a_line_of_100_mb_takes_the_memory_of_a_few_copies_of_it(kind, working):
+    """At most four: the bytes, the text, what is parsed of it, and what is checked of that."""
+    found = KINDS[kind]()
+    found.make(working)
+    found.spoil(working, "100 MB line")
+    where = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, found.file], env=where, capture_output=True, text=True, check=True
+    )
+    (working / found.file).unlink()
+    assert int(done.stdout) <= 4 * HUGE
