@@ -125,8 +125,8 @@ def accuse(error: BaseException, parts: Sequence[Any]) -> None:
     nothing for our own classes, and for an error that passed through none of the user's."""
     for part in parts:
         cls = type(part)
-        file = getattr(sys.modules.get(cls.__module__), "__file__", None)  # None: made in a notebook
-        if cls.__module__.split(".")[0] in OURS or file is None:
+        file = _own_file(cls)
+        if file is None:
             continue
         frame = last_frame(error, file)
         if frame is not None:
@@ -135,9 +135,9 @@ def accuse(error: BaseException, parts: Sequence[Any]) -> None:
             raise UserError(f"{cls.__name__} ({file}): has no {error.name!r}; call super().__init__() first") from error
 
 
-def mistake_in(error: BaseException) -> BaseException:
-    """What to raise for an error that arose while classes were made from settings: the `UserError` of a mistake, which
-    names the class, or the error itself when it is none of the user's."""
+def mistake_in(error: BaseException) -> UserError | None:
+    """The `UserError` for an error that arose while classes were made from settings, which names the class; None for
+    what is no mistake of the user's."""
     chain = [error]
     while chain[-1].__cause__ is not None:  # the parser wraps what a class raises when the class may also be absent
         chain.append(chain[-1].__cause__)
@@ -146,12 +146,12 @@ def mistake_in(error: BaseException) -> BaseException:
         return found
     refusal = isinstance(error, (TypeError, ValueError)) or type(error).__name__ == "MisconfigurationException"
     cls = _made(chain[-1])
-    if cls is not None and cls.__module__.split(".")[0] not in OURS:
-        frame = last_frame(chain[-1], str(inspect.getsourcefile(cls)))
+    if cls is not None and (file := _own_file(cls)) is not None:
+        frame = last_frame(chain[-1], file)
         if frame is not None:
             return UserError(_accusation(chain[-1], cls, frame))
     if not refusal:
-        return error
+        return None
     text = worded(str(error), {})
     return UserError(text if cls is None or text.startswith(cls.__name__) else f"{cls.__name__}: {text}")
 
@@ -165,6 +165,13 @@ def _made(error: BaseException) -> type | None:
             if cls.__module__.split(".")[0] not in ("jsonargparse", "argparse"):
                 return cls
     return None
+
+
+def _own_file(cls: type) -> str | None:
+    """The file of a class of the user's; None for other classes, and for one that was made in a notebook."""
+    if cls.__module__.split(".")[0] in OURS:
+        return None
+    return getattr(sys.modules.get(cls.__module__), "__file__", None)
 
 
 def _accusation(error: BaseException, cls: type, frame: traceback.FrameSummary) -> str:

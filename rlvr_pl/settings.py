@@ -168,7 +168,10 @@ class FitCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except (Exception, SystemExit) as error:
-            raise mistake_in(error) from error
+            found = mistake_in(error)
+            if found is None:
+                raise
+            raise found from error
 
     @staticmethod
     def configure_optimizers(lightning_module: Any, optimizer: Any, lr_scheduler: Any = None) -> Any:

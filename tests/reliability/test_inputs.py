@@ -701,11 +701,13 @@ def content(folder: Path) -> dict[Path, bytes]:
 
 
 def cells() -> list[Any]:
-    """Every cell that is a mistake; one file of 100 MB a reader is enough for the fast suite."""
+    """Every cell that is a mistake. The fast suite has few files of 100 MB, and of solutions, which begin a run, only
+    what other files of lines do not show."""
     found = []
     for kind, told in EXPECTED.items():
         for defect in [d for d in told if told[d] != READ]:
-            slow = defect == "100 MB line" and not kind.endswith(("JSON Lines", "JSON", "CSV", "config", "study"))
+            slow = defect == "100 MB line" and kind not in ("questions, JSON Lines", "config", "study")
+            slow |= kind == "solutions" and defect in ("truncated", "NUL bytes", "lone surrogate", "empty")
             found.append(pytest.param(kind, defect, marks=[pytest.mark.slow] * slow))
     return found
 
