@@ -220,6 +220,8 @@ def evaluation_command(study: Study, settings: Mapping[str, Any], out: Path) -> 
     words += ["--batch-size", str(model["eval_batch_size"]), "--grader", GRADERS[grader]]
     if model["eval_max_new_tokens"] is not None:
         words += ["--max-new-tokens", str(model["eval_max_new_tokens"])]
+    if settings["sampler"]["class_path"].endswith(".VLLMSampler"):
+        words += ["--sampler", "vllm"]
     return words + (["--untie-embeddings"] if settings["policy"]["untie_embeddings"] else [])
 
 

@@ -105,6 +105,11 @@ def full_settings(study: Study, arm: Arm) -> dict[str, Any]:
 
 def check_matched(study: Study, name: str, a: Mapping[str, Any], other: str, b: Mapping[str, Any]) -> None:
     """Refuse arms that differ in what makes them comparable."""
+    if a["sampler"]["class_path"] != b["sampler"]["class_path"] and (mine := _engine(a)) != (its := _engine(b)):
+        raise UserError(
+            f"{study.path}: arms {name} and {other} sample with different engines, {mine} and {its}, whose records are "
+            "never compared; give both one sampler"
+        )
     one, two = flatten(a), flatten(b)
     for key in sorted(one.keys() | two.keys()):
         if f"{key}.".startswith(MATCHED) and one.get(key) != two.get(key):
@@ -149,8 +154,16 @@ def _stop(config: Any, text: str) -> Any:
 
 
 def _data(settings: Mapping[str, Any]) -> Any:
-    room, _, name = settings["data"]["class_path"].rpartition(".")
-    return getattr(importlib.import_module(room), name)(**settings["data"].get("init_args", {}))
+    return _built(settings["data"])
+
+
+def _engine(settings: Mapping[str, Any]) -> str:
+    return _built(settings["sampler"]).engine
+
+
+def _built(spec: Mapping[str, Any]) -> Any:
+    room, _, name = spec["class_path"].rpartition(".")
+    return getattr(importlib.import_module(room), name)(**spec.get("init_args", {}))
 
 
 def _short(value: Any) -> Any:

@@ -140,10 +140,11 @@ def test_the_start_is_evaluated_as_fit_validates(tmp_path, study_file):
         "data": {"init_args": {"validation": "q.jsonl"}},
         "grader": {"class_path": "rlvr_pl.grading.ExactGrader"},
         "policy": {"untie_embeddings": True},
+        "sampler": {"class_path": "rlvr_pl.sampling.vllm.VLLMSampler"},
     }
     words = evaluation_command(read_study(study_file()), settings, tmp_path / "o.jsonl")
     assert words[:4] == ["evaluate", "embedded:start", "--questions", "q.jsonl"]
-    for pair in (["--batch-size", "32"], ["--grader", "exact"], ["--max-new-tokens", "77"]):
+    for pair in (["--batch-size", "32"], ["--grader", "exact"], ["--max-new-tokens", "77"], ["--sampler", "vllm"]):
         assert pair[1] == words[words.index(pair[0]) + 1]
     assert words[-1] == "--untie-embeddings"
     settings["grader"]["class_path"] = "my.Grader"
@@ -190,6 +191,20 @@ def test_arms_that_do_not_fit_are_refused_before_anything_runs(tmp_path, study_f
     told = capsys.readouterr().err
     assert message in told and told.count("\n") == 1, told
     assert not (tmp_path / "out").exists()
+
+
+def test_arms_of_different_engines_are_refused(tmp_path, study_file, capsys, monkeypatch):
+    monkeypatch.setattr("rlvr_pl.sampling.vllm.installed", lambda: "0.32.0")
+    path = study_file(**{"mask: {": "mask: {sampler: {class_path: VLLMSampler}, "})
+    assert main(["study", str(path), "--out", str(tmp_path / "out")]) == 2
+    told = capsys.readouterr().err
+    assert "arms supplied and mask sample with different engines, torch and vllm-0.32.0" in told
+    assert told.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+def test_arms_may_have_samplers_of_one_engine(study_file):
+    path = study_file(**{"mask: {": "mask: {sampler: {init_args: {dtype: float32}}, "})
+    assert make_plan(read_study(path)).differences["mask"]["sampler.dtype"] == ["auto", "float32"]
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path, study_file, capsys):
