@@ -83,8 +83,9 @@ class DriftMonitor(UpdateCallback):
         if trainer.is_global_zero:
             self._table.truncate_after(self.rows[-1]["update"] if self.rows else -1)
         start = self._start_policy(module)
-        cast_weights(start.model, module.policy.head.dtype)  # copied before the strategy moved and converted it
-        cast("Any", start.model).to(module.policy.head.device)
+        if start is not module.policy:  # copied before the strategy moved and converted it
+            cast_weights(start.model, module.policy.head.dtype)
+            cast("Any", start.model).to(module.policy.head.device)
         contexts = self._contexts(folder, module, start)
         side = StartCopy if self.start == "copy" else StartStates
         self._meter = DriftMeter(contexts, start, side=side)

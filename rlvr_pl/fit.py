@@ -284,7 +284,7 @@ def _expand_resume(argv: list[str]) -> list[str]:
     run = argv[at].partition("=")[2] if inline else argv[at + 1] if at + 1 < len(argv) else ""
     rest = argv[:at] + argv[at + (1 if inline else 2) :]
     words = [word for word in rest if word.startswith("--")]
-    if any(word.split("=")[0] not in WHERE for word in words) or (rest and not words):
+    if any(".".join(word.split("=")[0].split(".")[:2]) not in WHERE for word in words) or (rest and not words):
         raise UserError(
             "--resume takes every setting from the run folder; give it no other argument (but where it goes on: "
             f"{', '.join(WHERE)})"

@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
 
 from rlvr_pl.allocator import keep_freed_memory
@@ -34,6 +35,7 @@ from rlvr_pl.precision import BF16Precision
 from rlvr_pl.ranks import Ranks
 from rlvr_pl.records import RunFolder, atomic_write_text
 from rlvr_pl.sampling.base import Decoding, NonFiniteLogits, Sampler, SampleRequest
+from rlvr_pl.sharded_strategy import ShardedStrategy
 from rlvr_pl.types import (
     Branch,
     BranchRequest,
@@ -155,6 +157,13 @@ class RLVRModule(LightningModule):
         keep_freed_memory()
         if "start_logprobs" in self.objective.needs:
             _ = self.start_policy
+
+    def configure_model(self) -> None:
+        strategy = self.trainer.strategy
+        if isinstance(strategy, ShardedStrategy):
+            strategy.shard(self)
+        elif isinstance(strategy, ModelParallelStrategy):
+            raise UserError("trainer.strategy ModelParallelStrategy: give rlvr_pl.sharded_strategy.ShardedStrategy()")
 
     @property
     def start_policy(self) -> Policy:
@@ -444,6 +453,7 @@ class RLVRModule(LightningModule):
             max_grad_norm=self.max_grad_norm,
             uniform_update=self.uniform_update,
             ranks=self.ranks,
+            shards=strategy.shards if isinstance(strategy := self.trainer.strategy, ShardedStrategy) else None,
             span=self._profile,
         )
         self._synced = self._synced and not result.stepped

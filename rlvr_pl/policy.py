@@ -69,6 +69,7 @@ class Policy:
         adapter: the ``peft.PeftModel`` around the model, if only an adapter is trained.
         adapter_off: whether this policy is the model with its adapter off (the start policy of drift and KL).
         snapshots: what `save` writes under an adapter: "merged" FP32 weights, or the "adapter" alone.
+        compiled: whether the blocks run compiled.
 
     Example:
         >>> policy = load_policy("embedded:start")
@@ -88,6 +89,7 @@ class Policy:
     adapter: Any = None
     adapter_off: bool = False
     snapshots: Literal["merged", "adapter"] = "merged"
+    compiled: bool = False
 
     @property
     def head(self) -> Tensor:
@@ -167,7 +169,7 @@ class Policy:
 
     def _save_weights(self, folder: Path) -> None:
         if self.adapter is None:
-            self.model.save_pretrained(folder)
+            self.model.save_pretrained(folder, state_dict=state_of(self.model))
         elif self.snapshots == "adapter":
             there = Path(str(self.model.name_or_path))
             adapters.save_adapter(self.adapter, folder, str(there.resolve()) if there.is_dir() else self.name)
@@ -239,6 +241,7 @@ def load_policy(
         model.train()  # blocks are computed again in this mode only; there is no dropout that it would switch on
     if compile:
         model.get_decoder().compile(dynamic=True)
+        policy.compiled = True
     return policy
 
 
@@ -273,7 +276,7 @@ def cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
     """Cast the weights and leave the buffers. Rotary frequencies are a buffer: rounded to BF16 they turn far positions
     by whole radians, and the policy that trains would not be the one that its saved folder holds."""
     for weight in model.parameters():
-        if weight.is_floating_point():
+        if weight.is_floating_point() and weight.dtype != dtype:
             weight.data = weight.data.to(dtype)
 
 
@@ -286,6 +289,15 @@ def untie(model: PreTrainedModel) -> None:
         config.tie_word_embeddings = False
 
 
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    """`model.state_dict()` without the hooks of its modules: those of a sharded model would leave this rank the shards
+    alone."""
+    state: dict[str, Tensor] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        module._save_to_state_dict(state, f"{name}." if name else "", keep_vars=False)
+    return state
+
+
 def weights_sha256(model: nn.Module) -> str:
     """SHA-256 over name, dtype, shape and bytes of every parameter, in the order of their names.
 
@@ -294,7 +306,8 @@ def weights_sha256(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}\n".encode())
-        flat = parameter.detach().cpu().contiguous().reshape(-1)
+        # a copy: memory that numpy has seen cannot be freed, as that of sharded weights must be
+        flat = parameter.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1)
         digest.update(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
     return digest.hexdigest()
 

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from rlvr_pl.policy import cast_weights
+from rlvr_pl.shards import part_of, whole_of
 
 LARGE = 100_000_000
 """Weights from which on the paper's figures are taken to hold; tiny policies need larger rates."""
@@ -100,7 +101,7 @@ class BF16Precision(Precision):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"master_weights": self.master_weights, "masters": [m.detach() for _, m in self._pairs]}
+        return {"master_weights": self.master_weights, "masters": [whole_of(m.detach()) for _, m in self._pairs]}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -108,7 +109,7 @@ class BF16Precision(Precision):
             raise ValueError("the checkpoint was written with another setting of precision.master_weights")
         with torch.no_grad():
             for (_, master), saved in zip(self._pairs, state_dict["masters"], strict=True):
-                master.copy_(saved)
+                master.copy_(part_of(saved, master))
         self.round_masters()
 
 

@@ -8,6 +8,8 @@ from typing import Any
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 
 from rlvr_pl.errors import UserError
+from rlvr_pl.policy import Policy
+from rlvr_pl.sharded_strategy import ShardedStrategy
 
 # What Lightning would refuse, or worse, half follow, in a module that steps by itself.
 ELSEWHERE = {
@@ -73,11 +75,14 @@ def refuse_settings(config: Any, default: Callable[[str], Any]) -> None:
         )
 
 
-def check_strategy(strategy: Strategy) -> None:
+def check_strategy(strategy: Strategy, policy: Policy) -> None:
     """UserError for a strategy under which an update would not be the same as in one process."""
     copies = isinstance(strategy, DDPStrategy) and strategy._start_method == "popen"
-    if not copies and not isinstance(strategy, SingleDeviceStrategy):
+    if isinstance(strategy, ShardedStrategy):
+        strategy.check(policy)
+    elif not copies and not isinstance(strategy, SingleDeviceStrategy):
         raise UserError(
             f"trainer.strategy {type(strategy).__name__}: choose ddp, with which every device has a whole copy of the "
-            "policy; sharded policies and started threads or forks are not supported"
+            "policy, or lightning.pytorch.strategies.ModelParallelStrategy, with which it has a shard; started threads "
+            "and forks are not supported"
         )

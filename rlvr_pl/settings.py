@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from jsonargparse import (
     ArgumentError,
+    Namespace,
     class_from_function,  # pyright: ignore[reportPrivateImportUsage]
     set_parsing_settings,
 )
@@ -19,6 +20,7 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
+from lightning.pytorch.strategies import ModelParallelStrategy
 
 from rlvr_pl.arguments import config_files, fresh_classes, full_names, left_out, shipped_configs
 from rlvr_pl.config_file import place, read_config
@@ -34,6 +36,7 @@ from rlvr_pl.records import RunFolder
 from rlvr_pl.refusals import check_strategy, refuse_settings, specs
 from rlvr_pl.sampling.base import Sampler
 from rlvr_pl.schedulers import WarmupCosine
+from rlvr_pl.sharded_strategy import ShardedStrategy
 from rlvr_pl.slots import CALLBACKS, DEFAULTS, SLOTS, STANDING
 
 # A setting without a type is data: a class path in it names nothing that would be imported and called. And no setting
@@ -157,6 +160,7 @@ class FitCLI(LightningCLI):
         self.text = self.parser.dump(stored, skip_none=False, skip_validation=True)
         self.folder, self.checkpoint = self._settle(config, self.text)
         config.trainer.default_root_dir = str(self.folder.path)
+        config.trainer.strategy = ours_if_sharded(config.trainer.strategy)
         for spec in specs(config.trainer.logger):
             if spec.get("init_args", {}).get("save_dir", "elsewhere") in NOWHERE:
                 mlflow = spec.class_path.endswith("MLFlowLogger")
@@ -175,6 +179,8 @@ class FitCLI(LightningCLI):
 
     @staticmethod
     def configure_optimizers(lightning_module: Any, optimizer: Any, lr_scheduler: Any = None) -> Any:
+        (group,) = optimizer.param_groups
+        group["params"] = list(lightning_module.parameters())  # sharded, it may be, since the optimizer was made
         if isinstance(lr_scheduler, WarmupCosine):
             lr_scheduler.plan(lightning_module.trainer.datamodule.updates)
         return LightningCLI.configure_optimizers(lightning_module, optimizer, lr_scheduler)
@@ -191,10 +197,21 @@ class FitCLI(LightningCLI):
         self.config_init["trainer"]["enable_progress_bar"] = True
         trainer = super().instantiate_trainer(plugins=[self.config_init["precision"]], **kwargs)
         watch_engine(trainer, self.config_init["sampler"])
-        check_strategy(trainer.strategy)
+        check_strategy(trainer.strategy, self.config_init["policy"])
+        self.config_init["sampler"].check_ranks(trainer.world_size)
         if silent and trainer.progress_bar_callback is not None:
             trainer.progress_bar_callback.disable()
         return trainer
+
+
+def ours_if_sharded(strategy: Any) -> Any:
+    """The setting of a strategy, with our class in the place of Lightning's `ModelParallelStrategy`, be that a word or
+    a class with arguments. Checkpoints of Lightning's hang on the number of ranks."""
+    name = strategy if isinstance(strategy, str) else getattr(strategy, "class_path", "")
+    if name.rpartition(".")[2] != ModelParallelStrategy.__name__:
+        return strategy
+    path = f"{ShardedStrategy.__module__}.{ShardedStrategy.__name__}"
+    return Namespace(class_path=path, init_args=getattr(strategy, "init_args", Namespace()))
 
 
 class _Built(Exception):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from rlvr_pl import trunk
 from rlvr_pl.core.logprobs import chunked_logprobs, linear_loss
@@ -21,6 +22,7 @@ from rlvr_pl.core.row_gradients import RowGradients
 from rlvr_pl.errors import RunFailure
 from rlvr_pl.objectives.base import Objective
 from rlvr_pl.ranks import ALONE, Ranks
+from rlvr_pl.shards import Shards, here, shard_of_sum
 from rlvr_pl.types import RolloutBatch
 
 if TYPE_CHECKING:
@@ -162,23 +164,26 @@ def keep_step(policy: Policy) -> Tensor:
 class GradientSum:
     """Sums micro-batch gradients into the optimizer's parameters, in each one's own precision.
 
-    A micro-batch's gradient joins the sum only once its backward is whole, so a retry cannot count it twice.
+    A micro-batch's gradient joins the sum only once its backward is whole, so a retry cannot count it twice. Of sharded
+    weights the sum is whole until it is reduced.
     """
 
-    def __init__(self, pairs: Pairs) -> None:
+    def __init__(self, pairs: Pairs, shards: Shards | None = None) -> None:
         self.pairs = [(weight, stepped) for weight, stepped in pairs if weight.requires_grad]
+        self.in_step = shards is not None  # whether ranks must do the same forwards
+        self.weights = [weight if shards is None else shards.whole(weight) for weight, _ in self.pairs]
         self.sums: list[Tensor | None] = [None] * len(self.pairs)
         self.discard()
 
     def discard(self) -> None:
         """Forget the gradients of an unfinished backward."""
-        for weight, _ in self.pairs:
+        for weight in self.weights:
             weight.grad = None
 
     @torch.no_grad()
     def join(self) -> None:
         """Add the gradients of a finished backward."""
-        for k, (weight, stepped) in enumerate(self.pairs):
+        for k, (weight, (_, stepped)) in enumerate(zip(self.weights, self.pairs)):
             if weight.grad is None:
                 continue
             total = self.sums[k]
@@ -190,14 +195,15 @@ class GradientSum:
 
     @torch.no_grad()
     def reduce(self, ranks: Ranks) -> None:
-        """Sum over all ranks, in FP32 whatever the precision of the sums."""
-        if ranks.size == 1:
+        """Sum over all ranks, in FP32 whatever the precision of the sums; of sharded weights each keeps its shards."""
+        if ranks.size == 1 and not self.in_step:
             return
-        for k, (_, stepped) in enumerate(self.pairs):
+        for k, (weight, (_, stepped)) in enumerate(zip(self.weights, self.pairs)):
             total = self.sums[k]
-            wide = torch.zeros_like(stepped) if total is None else total
+            wide = torch.zeros_like(weight, dtype=stepped.dtype) if total is None else total
             wide = wide if wide.dtype == torch.float64 else wide.float()
-            self.sums[k] = ranks.add(wide).to(stepped.dtype)
+            whole = shard_of_sum(wide, stepped) if isinstance(stepped, DTensor) else ranks.add(wide)
+            self.sums[k] = whole.to(stepped.dtype)
 
     def deliver(self) -> None:
         """Hand the sums over as the `.grad` of the parameters that the optimizer steps (zeros where nothing came)."""
@@ -244,6 +250,11 @@ def accumulate_gradient(
             total.discard()
             if not _out_of_memory(error):
                 raise
+            if total.in_step:
+                raise RunFailure(
+                    f"out of memory in a micro-batch of {len(rows)} rollouts, which sharded ranks cannot halve alone; "
+                    "lower model.micro_batch_tokens"
+                ) from error
             if len(rows) == 1:
                 prompt, length = len(batch.prompt_ids[rows[0]]), int(batch.lengths[rows])
                 raise RunFailure(
@@ -311,6 +322,7 @@ def clip(parameters: Sequence[torch.nn.Parameter], max_norm: float | None) -> fl
     Raises `NonFiniteError` when the norm is not finite.
     """
     total = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    total = total.full_tensor() if isinstance(total, DTensor) else total
     norm = float(total)
     if not math.isfinite(norm):
         raise NonFiniteError(f"the gradient norm is {norm}")
@@ -343,6 +355,7 @@ def update_once(
     pairs: Pairs | None = None,
     step: Callable[[], Any] | None = None,
     ranks: Ranks = ALONE,
+    shards: Shards | None = None,
     max_tokens: int = 16384,
     temperature: float = 1.0,
     max_grad_norm: float | None = 1.0,
@@ -356,6 +369,7 @@ def update_once(
         pairs: (weight of the forward, parameter of the optimizer) pairs; the optimizer's own parameters by default.
         step: applies the step; ``optimizer.step`` by default.
         ranks: the processes that share the rows; gradients are summed over them before the clip.
+        shards: how the weights lie, where they are sharded: gathered before and after, freed for the step.
         max_tokens: padded tokens in a micro-batch. Changes nothing but speed and memory (and rounding under BF16).
         temperature: of the log-probs that are learned from; 1.0 is the supplied recipe, whatever the sampler's.
         max_grad_norm: clip threshold of the global norm; None does not clip.
@@ -370,8 +384,10 @@ def update_once(
         pairs = [(p, p) for group in optimizer.param_groups for p in group["params"]]
     if uniform_update == "skip" and not objective.every_row and not bool(weights.ne(0).any()):
         return StepResult(0.0, 0.0, False, False, 0.0, 0)
-    total = GradientSum(pairs)
+    total = GradientSum(pairs, shards)
     with span("gradient"):
+        if shards is not None:
+            shards.learn()
         loss, tokens = accumulate_gradient(
             policy, objective, batch, weights, total, max_tokens=max_tokens, temperature=temperature, ranks=ranks
         )
@@ -380,17 +396,22 @@ def update_once(
             loss, tokens = ranks.add(sums).tolist()
             if not math.isfinite(loss):
                 raise NonFiniteError(f"the loss is {loss}")
-            total.reduce(ranks)
+        if shards is not None:
+            shards.free()
+        total.reduce(ranks)
     with span("optimizer"):
         total.deliver()
         norm = clip([stepped for _, stepped in total.pairs], max_grad_norm)
         before = [_watched(weight).clone() for weight, _ in total.pairs]
         (step or optimizer.step)()
         optimizer.zero_grad(set_to_none=True)
-        for weight, _ in total.pairs:
-            if not _finite(weight):
-                raise NonFiniteError(f"the step (gradient norm {norm:g}) gave weights that are not finite")
-        changed = _changed_share(before, total.pairs)
+        changed, wild = _changed_share(before, total.pairs), sum(not _finite(weight) for weight, _ in total.pairs)
+        if shards is not None:  # shares of shares, and a word that all must hear
+            told = torch.tensor([changed, wild], dtype=torch.float64, device=policy.head.device)
+            changed, wild = ranks.add(told).tolist()
+            shards.gather()
+        if wild:
+            raise NonFiniteError(f"the step (gradient norm {norm:g}) gave weights that are not finite")
     clipped = max_grad_norm is not None and norm > max_grad_norm
     return StepResult(loss, norm, clipped, True, changed, int(tokens))
 
@@ -398,7 +419,7 @@ def update_once(
 def _watched(weight: Tensor) -> Tensor:
     """The weights that `changed_share` counts: all of a tensor, or every k-th of a large one (k odd, so that no column
     of a matrix is left out)."""
-    flat = weight.detach().reshape(-1)
+    flat = here(weight.detach()).reshape(-1)
     k = len(flat) // WATCHED
     return flat[:: k | 1] if k else flat
 
@@ -406,13 +427,15 @@ def _watched(weight: Tensor) -> Tensor:
 def _changed_share(before: Sequence[Tensor], pairs: Pairs) -> float:
     changed = 0.0
     for old, (weight, _) in zip(before, pairs):
-        changed += int(torch.count_nonzero(old != _watched(weight))) * (weight.numel() / max(1, len(old)))
+        share = here(weight).numel() / max(1, len(old))
+        changed += int(torch.count_nonzero(old != _watched(weight))) * share
     return changed / max(1, sum(weight.numel() for weight, _ in pairs))
 
 
 def _finite(weight: Tensor) -> bool:
     """Whether every element is finite, in one pass: a NaN is both extremes."""
-    return not weight.numel() or all(math.isfinite(float(x)) for x in torch.aminmax(weight.detach()))
+    mine = here(weight.detach())
+    return not mine.numel() or all(math.isfinite(float(x)) for x in torch.aminmax(mine))
 
 
 class UpdateReport:

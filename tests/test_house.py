@@ -15,7 +15,7 @@ PACKAGE = ROOT / "rlvr_pl"
 # A room may import rooms of its own floor and of the floors before it.
 FLOORS = (
     ("types", "errors", "mistakes"),
-    ("core", "ranks", "allocator"),
+    ("core", "ranks", "shards", "allocator"),
     ("objectives",),
     (
         "jsonl",
@@ -31,7 +31,7 @@ FLOORS = (
         "sampling",
         "trunk",
     ),
-    ("data", "precision", "schedulers", "update", "module", "evaluation", "expert_iteration"),
+    ("data", "precision", "schedulers", "sharded_strategy", "update", "module", "evaluation", "expert_iteration"),
     ("configs",),
     ("callbacks",),
     (

@@ -148,5 +148,8 @@ class Sampler(ABC):
         `progress` is told the number of finished completions as they finish.
         """
 
+    def check_ranks(self, size: int) -> None:  # noqa: B027 (most samplers do not mind)
+        """UserError if the sampler cannot be one of `size`, each of a rank of its own."""
+
     def close(self) -> None:  # noqa: B027 (most samplers hold nothing)
         """Release what the sampler holds."""

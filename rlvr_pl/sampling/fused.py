@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from rlvr_pl.adapters import base, is_adapted, is_replaced, plain
 from rlvr_pl.core.products import product, quick
@@ -46,7 +47,8 @@ def fusable(model: PreTrainedModel) -> bool:
 
     Adapters on the projections of blocks are merged as the weights are taken; others are not known here.
     """
-    if type(model).__name__ not in _CLASSES or not type(model).__module__.startswith("transformers."):
+    kind = type(model).__mro__[2] if isinstance(model, FSDPModule) else type(model)  # which is given a class of its own
+    if kind.__name__ not in _CLASSES or not kind.__module__.startswith("transformers."):
         return False
     body: Any = model.model
     linears = [m for layer in body.layers for name, m in layer.named_modules() if name.endswith("_proj")]

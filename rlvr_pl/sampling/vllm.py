@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 
 from rlvr_pl.adapters import merged_model
 from rlvr_pl.errors import RunFailure, UserError
+from rlvr_pl.policy import state_of
 from rlvr_pl.sampling.base import (
     Decoding,
     Sampler,
@@ -100,6 +101,13 @@ class VLLMSampler(Sampler):
         self._llm: Any = None
         self._asleep = False
 
+    def check_ranks(self, size: int) -> None:
+        if size > 1 and self.settings["tensor_parallel_size"] > 1:
+            raise UserError(
+                f"sampler.tensor_parallel_size is {self.settings['tensor_parallel_size']}: with several ranks each has "
+                "an engine of its own, so it must be 1"
+            )
+
     def sync(self, policy: Policy) -> None:
         """Build the engine at first, later push the weights into it and forget what was cached of the old ones.
 
@@ -118,22 +126,18 @@ class VLLMSampler(Sampler):
         settings = {**self.settings, "max_model_len": self.settings["max_model_len"] or policy.max_context}
         plain = plain_policy(policy)
         dtype = str(plain.head.dtype).removeprefix("torch.")
-        several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
-        if several and self.settings["tensor_parallel_size"] > 1:
-            raise UserError(
-                f"sampler.tensor_parallel_size is {self.settings['tensor_parallel_size']}: with several ranks each has "
-                "an engine of its own, so it must be 1"
-            )
+        if torch.distributed.is_initialized():
+            self.check_ranks(torch.distributed.get_world_size())
         with tempfile.TemporaryDirectory(dir=SHARED, prefix="rlvr-pl-vllm-") as folder, trainer_kept():
             save_here(plain, folder)
             self._llm = load_engine(folder, dtype=dtype, **settings)
         # vLLM itself refuses a folder that lacks a weight; of a later push it would keep the old values and say nothing
-        self._names = set(plain.model.state_dict())
+        self._names = set(state_of(plain.model))
 
     def _push(self, policy: Policy) -> None:
         plain = plain_policy(policy)
         check_names(self._names, plain)
-        weights = plain.model.state_dict()
+        weights = state_of(plain.model)
         with trainer_kept(), torch.no_grad(), tempfile.TemporaryDirectory(dir=SHARED, prefix="rlvr-pl-vllm-") as folder:
             if self.settings["tensor_parallel_size"] == 1:
                 how = {"weights_iterator": iter(weights.items())}
@@ -217,7 +221,7 @@ def plain_policy(policy: Policy) -> Policy:
 def check_names(names: set[str], policy: Policy) -> None:
     """RunFailure when the policy's weights are not those that the engine has."""
     # the state dict and not the parameters, among which a tied head has no name
-    odd = sorted(names ^ set(policy.model.state_dict()))
+    odd = sorted(names ^ set(state_of(policy.model)))
     if odd:
         raise RunFailure(
             f"vLLM was built with other weights than it is given now ({', '.join(odd[:3])}); it would keep old values"
@@ -232,7 +236,7 @@ def save_weights(policy: Policy, folder: Path) -> None:
     """
     seen: set[int] = set()
     tensors: dict[str, torch.Tensor] = {}
-    for name, weight in policy.model.state_dict().items():
+    for name, weight in state_of(policy.model).items():
         tensor = weight.detach().cpu().contiguous()
         tensors[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
         seen.add(tensor.data_ptr())

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from rlvr_pl.errors import UserError
+from rlvr_pl.policy import state_of
 from rlvr_pl.ranks import Ranks
 from rlvr_pl.sampling.base import (
     Decoding,
@@ -102,7 +103,7 @@ class VLLMServer(Sampler):
         if self._names is None:
             for server, facts in zip(self._servers, self._facts):
                 _check_model(server, facts, plain)
-            self._names = set(plain.model.state_dict())
+            self._names = set(state_of(plain.model))
         check_names(self._names, plain)
         folder = self._pushed.write(plain)
         with ThreadPoolExecutor(len(self._servers)) as pool:

@@ -222,10 +222,11 @@ def test_a_skipped_push_ends_the_run(here, monkeypatch, capsys):
     assert issubclass(StaleSamplerError, RunFailure)
 
 
-def test_two_ranks_have_an_engine_each(here):
+@pytest.mark.parametrize("strategy", ["ddp", "ModelParallelStrategy"])
+def test_two_ranks_have_an_engine_each(here, strategy):
     (here / "command.py").write_text("import sys; from rlvr_pl.cli import entry; entry()\n")
     words = ["--data.updates=3", "--data.questions_per_update=2", "--data.validation=null", "--run=r"]
-    two = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp", "--sampler=VLLM"]
+    two = ["--trainer.accelerator=cpu", "--trainer.devices=2", f"--trainer.strategy={strategy}", "--sampler=VLLM"]
     command = [sys.executable, "command.py", "fit", *_config(["--config", "quickstart", *words, *two])]
     path = {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env={**os.environ, **path}, stderr=subprocess.PIPE, text=True, check=False)
