@@ -16,7 +16,6 @@ from lightning.pytorch.callbacks import Checkpoint
 from rlvr_pl.errors import UserError
 from rlvr_pl.records import PARTIAL, RunFolder, atomic_write_text, sha256_file
 
-
 CONTENT: dict[str, type] = {
     "pytorch-lightning_version": str,
     "state_dict": dict,

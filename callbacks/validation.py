@@ -20,7 +20,9 @@ class Validation(Callback):
 
     def __init__(self, every_n_updates: int | None = 20, at_start: bool = True) -> None:
         if every_n_updates is not None and every_n_updates < 1:
-            raise ValueError(f"every_n_updates={every_n_updates}: must be at least 1, or null for the first and last only")
+            raise ValueError(
+                f"every_n_updates={every_n_updates}: must be at least 1, or null for the first and last only"
+            )
         self.every_n_updates = every_n_updates
         self.at_start = at_start
 

@@ -7,7 +7,6 @@ all-uniform update skips its step.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import time
@@ -15,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -28,12 +26,13 @@ from rlvr_pl.core.weights import signed_mass
 from rlvr_pl.cost import COSTS
 from rlvr_pl.errors import UserError
 from rlvr_pl.evaluation import evaluate_batch, header, summarize, write_items
-from rlvr_pl.grading.base import Grader, GradeRequest
+from rlvr_pl.grading.base import Grader
 from rlvr_pl.objectives.base import Objective, check_weights
 from rlvr_pl.policy import Policy, cast_weights
 from rlvr_pl.precision import BF16Precision
 from rlvr_pl.ranks import Ranks
-from rlvr_pl.records import RunFolder, atomic_write_text
+from rlvr_pl.records import RunFolder
+from rlvr_pl.rollouts import branch_requests, branches, graded, group_requests, is_uniform, save_evidence
 from rlvr_pl.sampling.base import Decoding, NonFiniteLogits, Sampler, SampleRequest
 from rlvr_pl.sharded_strategy import ShardedStrategy
 from rlvr_pl.types import (
@@ -267,7 +266,7 @@ class RLVRModule(LightningModule):
         rollouts = self._ask(questions, number, clock)
         size, rounds = self.group_size, self.objective.resample_rounds
         for attempt in range(rounds):
-            stale = [k for k in range(len(questions)) if _uniform(rollouts[k * size : (k + 1) * size])]
+            stale = [k for k in range(len(questions)) if is_uniform(rollouts[k * size : (k + 1) * size])]
             if not stale:
                 break
             data = cast("Any", self.trainer).datamodule
@@ -287,7 +286,10 @@ class RLVRModule(LightningModule):
         """A graded group for every question; each rank samples and grades its share of the rollouts."""
         with clock("sample"):
             self._sync()
-        asked, requests = self._requests(questions, number, attempt)
+        requests = group_requests(
+            self.policy, questions, self.group_size, seed=self.seed, update=number, attempt=attempt
+        )
+        asked = [question for question in questions for _ in range(self.group_size)]
         mine = self.ranks.part(len(requests))
         rollouts = self.ranks.together(lambda: self._answered(asked[mine], requests[mine], mine.start, number, clock))
         self.cost["prefill_tokens"] += sum(len(r.prompt_ids) for r in requests[:: self.group_size])
@@ -300,21 +302,6 @@ class RLVRModule(LightningModule):
         if not self._synced:
             self.sampler.sync(self.policy)
             self._synced = True
-
-    def _requests(
-        self, questions: Sequence[Question], number: int, attempt: int
-    ) -> tuple[list[Question], list[SampleRequest]]:
-        """What to draw, group after group, and the question of each."""
-        requests: list[SampleRequest] = []
-        seen: Counter[str] = Counter()
-        for question in questions:
-            prompt = self.policy.prompt_ids(question)
-            occurrence = seen[question.uid]
-            seen[question.uid] += 1
-            for sample in range(self.group_size):
-                key = ("rollout", self.seed, number, attempt, question.uid, occurrence, sample)
-                requests.append(SampleRequest(prompt, key))
-        return [question for question in questions for _ in range(self.group_size)], requests
 
     def _answered(
         self,
@@ -335,18 +322,10 @@ class RLVRModule(LightningModule):
                 rollout = Rollout(questions[i].uid, sample, requests[i].prompt_ids, drawn, text, grade)
                 raise self._stopped(error, number, [rollout]) from error
         with clock("grade"):
-            texts = [self.policy.decode(c.token_ids) for c in completions]
-            render = self.policy.template.render
-            grades = self.grader.grade(
-                [
-                    GradeRequest(text, q, render(q), c.token_ids, c.stop_reason is StopReason.LENGTH)
-                    for text, q, c in zip(texts, questions, completions)
-                ],
-                require_box=self.require_box,
-            )
+            answers = graded(self.policy, self.grader, questions, completions, require_box=self.require_box)
         return [
-            Rollout(q.uid, i % self.group_size, r.prompt_ids, c, text, g)
-            for i, (q, r, c, text, g) in enumerate(zip(questions, requests, completions, texts, grades), first)
+            Rollout(q.uid, i % self.group_size, r.prompt_ids, c, text, grade)
+            for i, (q, r, c, (text, grade)) in enumerate(zip(questions, requests, completions, answers), first)
         ]
 
     def _prepare(self, batch: RolloutBatch, questions: dict[str, Question]) -> RolloutBatch:
@@ -357,27 +336,20 @@ class RLVRModule(LightningModule):
             raise UserError(f"{type(self.objective).__name__}.needs names {sorted(unknown)}, which no update computes")
         if "sampling_logprobs" in needs and batch.sampling_logprobs is None:
             raise UserError(f"{type(self.objective).__name__} needs sampling log-probs; this sampler returns none")
-        size = self.micro_batch_tokens
+        measure = partial(
+            measured, batch=batch, max_tokens=self.micro_batch_tokens, temperature=self.logprob_temperature,
+            ranks=self.ranks,
+        )  # fmt: skip
+        found: dict[str, Any] = {}
         if needs & {"old_logprobs", "entropy"}:
-            old, entropy = measured(
-                self.policy,
-                batch,
-                max_tokens=size,
-                temperature=self.logprob_temperature,
-                with_entropy="entropy" in needs,
-                ranks=self.ranks,
-            )
-            batch = batch.replace(old_logprobs=old if "old_logprobs" in needs else None, entropy=entropy)
+            old, found["entropy"] = measure(self.policy, with_entropy="entropy" in needs)
+            found["old_logprobs"] = old if "old_logprobs" in needs else None
         if "start_logprobs" in needs:
-            heat = self.logprob_temperature
-            start, _ = measured(self.start_policy, batch, max_tokens=size, temperature=heat, ranks=self.ranks)
-            batch = batch.replace(start_logprobs=start)
+            found["start_logprobs"], _ = measure(self.start_policy)
         if "sampling_entropy" in needs:
             heat = self.decoding.temperature
-            _, entropy = measured(
-                self.policy, batch, max_tokens=size, temperature=heat, with_entropy=True, ranks=self.ranks
-            )
-            batch = batch.replace(sampling_entropy=entropy)
+            _, found["sampling_entropy"] = measure(self.policy, temperature=heat, with_entropy=True)
+        batch = batch.replace(**found)
         wishes = self.objective.requests(batch)
         return batch.replace(branches=self._branch(batch, wishes, questions)) if wishes else batch
 
@@ -385,56 +357,23 @@ class RLVRModule(LightningModule):
         self, batch: RolloutBatch, wishes: Sequence[BranchRequest], questions: dict[str, Question]
     ) -> tuple[Branch, ...]:
         """Sample and grade the continuations that the objective asked for, with the run's decoding and total cap."""
-        requests: list[SampleRequest] = []
-        heads: list[tuple[int, ...]] = []
-        for wish in wishes:
-            head = tuple(batch.token_ids[wish.row, : wish.position].tolist())
-            group = wish.row // batch.group_size
-            earlier = batch.uids[: group * batch.group_size : batch.group_size].count(batch.uids[wish.row])
-            for k in range(wish.count):
-                rollout = (batch.uids[wish.row], earlier, batch.samples[wish.row])
-                key = ("branch", self.seed, batch.update, *rollout, wish.position, k)
-                cap = self.decoding.max_new_tokens - wish.position
-                requests.append(SampleRequest(batch.prompt_ids[wish.row] + head, key, cap))
-                heads.append(head)
-        owners = [questions[batch.uids[wish.row]] for wish in wishes for _ in range(wish.count)]
+        requests = branch_requests(batch, wishes, seed=self.seed, cap=self.decoding.max_new_tokens)
+        rows = [wish.row for wish in wishes for _ in range(wish.count)]
+        heads = [r.prompt_ids[len(batch.prompt_ids[row]) :] for r, row in zip(requests, rows)]
+        owners = [questions[batch.uids[row]] for row in rows]
         mine = self.ranks.part(len(requests))
 
         def continued() -> list[tuple[Completion, Grade]]:
-            completions = self.sampler.generate(requests[mine], self.decoding)
-            grades = self.grader.grade(
-                [
-                    GradeRequest(
-                        self.policy.decode(head + c.token_ids),
-                        q,
-                        self.policy.template.render(q),
-                        head + c.token_ids,
-                        c.stop_reason is StopReason.LENGTH,
-                    )
-                    for head, c, q in zip(heads[mine], completions, owners[mine])
-                ],
-                require_box=self.require_box,
-            )
-            return list(zip(completions, grades))
+            drawn = self.sampler.generate(requests[mine], self.decoding)
+            box = self.require_box
+            answers = graded(self.policy, self.grader, owners[mine], drawn, require_box=box, heads=heads[mine])
+            return [(completion, grade) for completion, (_, grade) in zip(drawn, answers)]
 
         found = self.ranks.together(continued)
         self.cost["sampled_tokens"] += sum(len(c.token_ids) for c, _ in found)
         self.cost["prefill_tokens"] += sum(len(batch.prompt_ids[w.row]) + w.position for w in wishes)
         self.cost["graded"] += len(found)
-        answers: list[Branch] = []
-        done = 0
-        for wish in wishes:
-            part = found[done : done + wish.count]
-            done += wish.count
-            answers.append(
-                Branch(
-                    wish,
-                    tuple(grade.reward for _, grade in part),
-                    tuple(c.stop_reason is StopReason.LENGTH for c, _ in part),
-                    sum(len(c.token_ids) for c, _ in part),
-                )
-            )
-        return tuple(answers)
+        return branches(wishes, found)
 
     def _step(self, batch: RolloutBatch, weights: Tensor) -> StepResult:
         optimizer = cast("Any", self.optimizers())
@@ -557,28 +496,6 @@ class RLVRModule(LightningModule):
         mine = self._panel[self.ranks.part(len(self._panel))]
         answer = partial(evaluate_batch, self.policy, self.sampler, self.grader, decoding=self.eval_decoding)
         return [item for batch in mine for item in answer(batch)]
-
-
-def _uniform(group: Sequence[Rollout]) -> bool:
-    """Whether no two scorable rewards of the group differ."""
-    return len({r.grade.reward for r in group if not math.isnan(r.grade.reward)}) <= 1
-
-
-def save_evidence(path: Path, rollouts: Sequence[Rollout]) -> None:
-    """Write rollouts with their token ids, one JSON line each, so that what happened can be computed again."""
-    rows = [
-        {
-            "uid": r.uid,
-            "sample": r.sample,
-            "reward": r.grade.reward if math.isfinite(r.grade.reward) else None,
-            "stop_reason": r.completion.stop_reason.value,
-            "prompt_ids": r.prompt_ids,
-            "token_ids": r.completion.token_ids,
-            "text": r.text,
-        }
-        for r in rollouts
-    ]
-    atomic_write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 class StageClock:

@@ -31,7 +31,17 @@ FLOORS = (
         "sampling",
         "trunk",
     ),
-    ("data", "precision", "schedulers", "sharded_strategy", "update", "module", "evaluation", "expert_iteration"),
+    (
+        "data",
+        "precision",
+        "schedulers",
+        "sharded_strategy",
+        "update",
+        "rollouts",
+        "module",
+        "evaluation",
+        "expert_iteration",
+    ),
     ("configs",),
     ("callbacks",),
     (

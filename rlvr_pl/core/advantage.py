@@ -60,10 +60,10 @@ def decoupled_advantage(rewards: Tensor, weights: Tensor, group_size: int, *, ep
         group_size: rollouts of one question, at least 2.
         eps: added to the deviations, which divide by n - 1.
     """
-    columns = [group_advantage(column, group_size, eps=eps) for column in rewards.T]
-    scored = rewards.isfinite().any(1)
-    sums = sum(weight * column for weight, column in zip(weights.expand_as(rewards).T, columns))
-    sums = _as_float64(sums).where(scored, float("nan"))
+    import torch
+
+    columns = torch.stack([group_advantage(column, group_size, eps=eps) for column in rewards.T], dim=1)
+    sums = (columns * weights).sum(1).where(rewards.isfinite().any(1), float("nan"))
     return (sums / (_nanstd(sums[None], 1) + eps)).nan_to_num(nan=0.0)[0]
 
 
