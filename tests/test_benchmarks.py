@@ -91,3 +91,23 @@ def _leaves(value):
             yield from _leaves(part)
     else:
         yield value
+
+
+def test_the_peak_of_a_rank_is_said_after_every_update(capsys):
+    from types import SimpleNamespace
+
+    from shards_memory import Coin, Peak
+
+    from rlvr_pl.grading.base import GradeRequest
+    from rlvr_pl.types import Question
+
+    peak, trainer = Peak(), SimpleNamespace(global_rank=1)
+    peak.on_train_start(trainer, None)
+    report = SimpleNamespace(stepped=True)
+    peak.on_train_batch_end(trainer, SimpleNamespace(updates_done=2), {"update": report}, None, 0)
+    line = capsys.readouterr().out
+    assert line.startswith("rank 1, update 2 (stepped: True): at most ")
+    most, before = (float(word.split()[-1]) for word in line.split(" GB")[:2])
+    assert 0 < before <= most
+    asked = [GradeRequest("", Question("q", "", "1"), token_ids=ids) for ids in ((1, 2), (2, 2))]
+    assert [grade.reward for grade in Coin().grade(asked, require_box=True)] == [1.0, 0.0]
