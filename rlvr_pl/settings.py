@@ -179,6 +179,11 @@ class FitCLI(LightningCLI):
 
     @staticmethod
     def configure_optimizers(lightning_module: Any, optimizer: Any, lr_scheduler: Any = None) -> Any:
+        if optimizer.state and isinstance(lightning_module.trainer.strategy, ShardedStrategy):
+            raise UserError(
+                f"optimizer {type(optimizer).__name__}: makes its state before the weights are sharded; choose AdamW "
+                "or SGD, or trainer.strategy ddp"
+            )
         (group,) = optimizer.param_groups
         group["params"] = list(lightning_module.parameters())  # sharded, it may be, since the optimizer was made
         if isinstance(lr_scheduler, WarmupCosine):

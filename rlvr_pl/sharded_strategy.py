@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -114,12 +115,19 @@ class ShardedStrategy(ModelParallelStrategy):
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-
-            def placed(k: int, tensor: Tensor, parameters: list[Any] = parameters) -> Tensor:
-                return part_of(tensor, parameters[k]) if tensor.shape == parameters[k].shape else tensor
-
+            placed = partial(_placed, optimizer)
             optimizer.load_state_dict({**state, "state": _each(state["state"], placed)})
+
+
+def _placed(optimizer: Optimizer, k: int, tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor of the state of parameter `k`."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if tensor.ndim and tensor.shape != parameters[k].shape:
+        raise UserError(
+            f"optimizer {type(optimizer).__name__}: its state does not have the shape of the weights, so it cannot go "
+            "on sharded; choose trainer.strategy ddp"
+        )
+    return part_of(tensor, parameters[k]) if tensor.ndim else tensor
 
 
 def _each(state: Mapping[int, Mapping[str, Any]], change: Callable[[int, Tensor], Tensor]) -> dict[int, Any]:

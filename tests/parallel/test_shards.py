@@ -20,10 +20,11 @@ from rlvr_pl.objectives import GRPO
 from rlvr_pl.policy import load_policy, state_of
 from rlvr_pl.sampling.fused import fusable
 from rlvr_pl.sampling.torch import TorchSampler
-from rlvr_pl.settings import ours_if_sharded
+from rlvr_pl.settings import FitCLI, ours_if_sharded
+from rlvr_pl.sharded_strategy import ShardedStrategy
 from rlvr_pl.shards import Shards, part_of, whole_of
 from rlvr_pl.types import Completion, Grade, GradeStatus, Rollout, StopReason, build_batch
-from rlvr_pl.update import update_once
+from rlvr_pl.update import NonFiniteError, update_once
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +125,36 @@ def test_out_of_memory_ends_the_run_because_ranks_cannot_halve_alone(mesh, monke
     monkeypatch.setattr("rlvr_pl.update._backward", full)
     with pytest.raises(RunFailure, match=r"out of memory in a micro-batch of 2 rollouts, .*micro_batch_tokens"):
         update_once(policy, GRPO(), batch, GRPO().token_weights(batch), optimizer, shards=shards)
+
+
+def test_weights_that_a_step_made_infinite_end_the_run_gathered(mesh):
+    policy, shards, optimizer = sharded(mesh)
+    optimizer.param_groups[0]["lr"] = float("inf")
+    batch = batch_of_two()
+    with pytest.raises(NonFiniteError, match="gave weights that are not finite"):
+        update_once(policy, GRPO(), batch, GRPO().token_weights(batch), optimizer, shards=shards)
+    assert not any(isinstance(weight, DTensor) for weight in policy.model.parameters())
+
+
+@pytest.mark.parametrize(("name", "said"), [("AdamW", None), ("Adagrad", "makes its state before")])
+def test_an_optimizer_with_state_from_the_start_is_refused(name, said):
+    model = torch.nn.Linear(2, 2)
+    optimizer = getattr(torch.optim, name)(model.parameters(), lr=1.0)
+    model.trainer = SimpleNamespace(strategy=ShardedStrategy())  # type: ignore[assignment]
+    if said is None:
+        assert FitCLI.configure_optimizers(model, optimizer) is optimizer
+        return
+    with pytest.raises(UserError, match=f"optimizer {name}: {said}"):
+        FitCLI.configure_optimizers(model, optimizer)
+
+
+def test_state_of_another_shape_than_the_weights_cannot_be_shared_out():
+    strategy = ShardedStrategy()
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(3, 2))], lr=1.0)
+    strategy.optimizers = [optimizer]
+    state = {"state": {0: {"row_var": torch.zeros(3, 1)}}, "param_groups": optimizer.state_dict()["param_groups"]}
+    with pytest.raises(UserError, match="optimizer SGD: its state does not have the shape of the weights"):
+        strategy.load_optimizer_state_dict({"optimizer_states": [state]})
 
 
 def test_a_saved_folder_is_a_plain_models_and_saving_leaves_the_weights_gathered(mesh, tmp_path):
