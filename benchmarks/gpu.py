@@ -56,7 +56,8 @@ def timed(function: Callable[[], Any], runs: int) -> float:
 def build_policy() -> Any:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from rlvr_pl.policy import Policy, cast_weights
+    from rlvr_pl.model_weights import cast_weights
+    from rlvr_pl.policy import Policy
 
     torch.manual_seed(0)
     config = Qwen3Config(**SHAPE, rope_theta=1e6, tie_word_embeddings=False, pad_token_id=None, eos_token_id=None)

@@ -20,7 +20,7 @@ from rlvr_pl.callbacks.drift import (
 )
 from rlvr_pl.data.pools import load_questions
 from rlvr_pl.errors import UserError
-from rlvr_pl.policy import cast_weights
+from rlvr_pl.model_weights import cast_weights
 from rlvr_pl.records import RunFolder
 
 if TYPE_CHECKING:

@@ -27,8 +27,9 @@ from rlvr_pl.cost import COSTS
 from rlvr_pl.errors import UserError
 from rlvr_pl.evaluation import evaluate_batch, header, summarize, write_items
 from rlvr_pl.grading.base import Grader
+from rlvr_pl.model_weights import cast_weights
 from rlvr_pl.objectives.base import Objective, check_weights
-from rlvr_pl.policy import Policy, cast_weights
+from rlvr_pl.policy import Policy
 from rlvr_pl.precision import BF16Precision
 from rlvr_pl.ranks import Ranks
 from rlvr_pl.records import RunFolder

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from rlvr_pl.policy import cast_weights
+from rlvr_pl.model_weights import cast_weights
 from rlvr_pl.shards import part_of, whole_of
 
 LARGE = 100_000_000

@@ -16,7 +16,8 @@ from torch.distributed.constants import default_pg_timeout
 from torch.optim import Optimizer
 
 from rlvr_pl.errors import UserError
-from rlvr_pl.policy import Policy, state_of
+from rlvr_pl.model_weights import state_of
+from rlvr_pl.policy import Policy
 from rlvr_pl.shards import Shards, part_of, whole_of
 
 Size = Literal["auto"] | int

@@ -27,6 +27,8 @@ FLOORS = (
         "prompts",
         "adapters",
         "grading",
+        "model_weights",
+        "policy_folder",
         "policy",
         "sampling",
         "trunk",

@@ -20,7 +20,8 @@ from transformers import (
 )
 
 from rlvr_pl.errors import UserError
-from rlvr_pl.policy import load_policy, untie, weights_sha256
+from rlvr_pl.model_weights import untie, weights_sha256
+from rlvr_pl.policy import load_policy
 from rlvr_pl.types import Question
 
 SIZES: dict[str, Any] = {

@@ -25,7 +25,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 from rlvr_pl.data.pools import load_questions
-from rlvr_pl.policy import find_folder
+from rlvr_pl.policy_folder import find_folder
 
 HERE = Path(__file__).resolve().parent
 

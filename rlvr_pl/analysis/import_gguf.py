@@ -64,7 +64,8 @@ def convert(path: Path, dtype: str, tokenizer_folder: Path | None = None) -> Pol
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    from rlvr_pl.policy import load_tokenizer, make_policy, quiet_transformers, readable
+    from rlvr_pl.policy import make_policy
+    from rlvr_pl.policy_folder import load_tokenizer, quiet_transformers, readable
     from rlvr_pl.prompts import make_template
 
     source: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}

@@ -81,7 +81,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
     """The checkpoint's tensors under Hugging Face names. UserError when it is no checkpoint of that model."""
     import torch
 
-    from rlvr_pl.policy import readable
+    from rlvr_pl.policy_folder import readable
 
     if not path.is_file():
         raise UserError(f"{path}: no such file")
@@ -103,7 +103,7 @@ def build(state: dict[str, Tensor], config: Any, path: Path) -> Any:
     import torch
     from transformers import Qwen3ForCausalLM
 
-    from rlvr_pl.policy import readable
+    from rlvr_pl.policy_folder import readable
 
     with torch.device("meta"):
         model = Qwen3ForCausalLM(config)
@@ -124,7 +124,7 @@ def _hugging_face_name(name: str) -> str | None:
 def _config(state: dict[str, Tensor], folder: Path | None, path: Path) -> Any:
     from transformers import AutoConfig, Qwen3Config
 
-    from rlvr_pl.policy import readable
+    from rlvr_pl.policy_folder import readable
 
     layer = "model.layers.0."
     try:
@@ -157,7 +157,7 @@ def _config(state: dict[str, Tensor], folder: Path | None, path: Path) -> Any:
 def _tokenizer(path: Path, eos: str) -> Any:
     from transformers import PreTrainedTokenizerFast
 
-    from rlvr_pl.policy import load_tokenizer, readable
+    from rlvr_pl.policy_folder import load_tokenizer, readable
 
     if not path.is_file():
         return load_tokenizer(path)

@@ -89,7 +89,7 @@ class Weights:
     def __post_init__(self) -> None:
         from safetensors import SafetensorError, safe_open
 
-        from rlvr_pl.policy import find_folder
+        from rlvr_pl.policy_folder import find_folder
 
         folder = find_folder(self.name)
         shards = sorted(folder.glob("*.safetensors"))

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from rlvr_pl.data import walk
-from rlvr_pl.policy import Policy, cast_weights, weights_sha256
+from rlvr_pl.model_weights import cast_weights, weights_sha256
+from rlvr_pl.policy import Policy
 from rlvr_pl.prompts import TextTemplate
 
 if TYPE_CHECKING:

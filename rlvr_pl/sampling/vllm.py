@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 
 from rlvr_pl.adapters import merged_model
 from rlvr_pl.errors import RunFailure, UserError
-from rlvr_pl.policy import state_of
+from rlvr_pl.model_weights import state_of
 from rlvr_pl.sampling.base import (
     Decoding,
     Sampler,

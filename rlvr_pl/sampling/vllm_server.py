@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from rlvr_pl.errors import UserError
-from rlvr_pl.policy import state_of
+from rlvr_pl.model_weights import state_of
 from rlvr_pl.ranks import Ranks
 from rlvr_pl.sampling.base import (
     Decoding,
@@ -234,7 +234,7 @@ def _check_model(server: Endpoint, facts: Facts, policy: Policy) -> None:
     """
     from transformers import AutoConfig
 
-    from rlvr_pl.policy import quiet_transformers, readable
+    from rlvr_pl.policy_folder import quiet_transformers, readable
 
     where = f"sampler.url {server.url}: serves {facts.model}"
     with quiet_transformers(), readable(f"{where}, whose config.json cannot be read here to compare it"):
@@ -256,7 +256,7 @@ def _check_model(server: Endpoint, facts: Facts, policy: Policy) -> None:
 
 
 def _servable(policy: Policy) -> str:
-    from rlvr_pl.policy import find_folder
+    from rlvr_pl.policy_folder import find_folder
 
     return str(find_folder(policy.name)) if policy.name.startswith("embedded:") else policy.name
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from rlvr_pl.analysis import make_default
 from rlvr_pl.data import imitation, walk
 from rlvr_pl.errors import UserError
-from rlvr_pl.policy import EMBEDDED, Policy, load_policy
+from rlvr_pl.policy import Policy, load_policy
+from rlvr_pl.policy_folder import EMBEDDED
 from rlvr_pl.records import sha256_file
 from rlvr_pl.sampling.base import Decoding, SampleRequest
 from rlvr_pl.sampling.torch import TorchSampler

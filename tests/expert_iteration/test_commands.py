@@ -11,7 +11,7 @@ import pytest
 from rlvr_pl.cli import main
 from rlvr_pl.expert_iteration.files import Found, write_solutions
 from rlvr_pl.expert_iteration.filter import Solution
-from rlvr_pl.policy import EMBEDDED
+from rlvr_pl.policy_folder import EMBEDDED
 from rlvr_pl.types import Question
 
 START = ("--checkpoint", "embedded:start")

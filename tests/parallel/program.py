@@ -29,10 +29,11 @@ from rlvr_pl.callbacks.validation import Validation
 from rlvr_pl.core.collapse import CollapseCriterion
 from rlvr_pl.data.module import QuestionData
 from rlvr_pl.grading import Grader, GradeRequest, MathGrader
+from rlvr_pl.model_weights import state_of
 from rlvr_pl.module import RLVRModule
 from rlvr_pl.objectives import GRPO, ClippedGRPO, ForkCredit, Objective
 from rlvr_pl.objectives.terms import KLPenalty
-from rlvr_pl.policy import load_policy, state_of
+from rlvr_pl.policy import load_policy
 from rlvr_pl.ranks import Ranks
 from rlvr_pl.sampling.torch import TorchSampler
 from rlvr_pl.sharded_strategy import ShardedStrategy

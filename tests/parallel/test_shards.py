@@ -15,9 +15,10 @@ from torch.distributed.tensor import DTensor
 
 from rlvr_pl.errors import RunFailure, UserError
 from rlvr_pl.grading import MathGrader
+from rlvr_pl.model_weights import state_of
 from rlvr_pl.module import RLVRModule
 from rlvr_pl.objectives import GRPO
-from rlvr_pl.policy import load_policy, state_of
+from rlvr_pl.policy import load_policy
 from rlvr_pl.sampling.fused import fusable
 from rlvr_pl.sampling.torch import TorchSampler
 from rlvr_pl.settings import FitCLI, ours_if_sharded

@@ -279,7 +279,7 @@ def study() -> Kind:
 
 
 def copy_policy(folder: Path) -> None:
-    from rlvr_pl.policy import EMBEDDED
+    from rlvr_pl.policy_folder import EMBEDDED
 
     shutil.copytree(EMBEDDED / "start", folder / "policy")
     (folder / "q.jsonl").write_bytes(jsonl(QUESTIONS))

@@ -19,7 +19,8 @@ from rlvr_pl.callbacks.sampler_canary import logprob_gaps
 from rlvr_pl.cli import main
 from rlvr_pl.configs import find_config
 from rlvr_pl.data.pools import load_questions
-from rlvr_pl.policy import EMBEDDED, load_policy
+from rlvr_pl.policy import load_policy
+from rlvr_pl.policy_folder import EMBEDDED
 from rlvr_pl.sampling import vllm_server as ours
 from rlvr_pl.sampling.base import Decoding, NonFiniteLogits, SampleRequest
 from rlvr_pl.sampling.endpoint import Endpoint, EndpointError

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 from rlvr_pl.cli import main
 from rlvr_pl.errors import RunFailure, UserError
-from rlvr_pl.policy import EMBEDDED, load_policy
+from rlvr_pl.policy import load_policy
+from rlvr_pl.policy_folder import EMBEDDED
 from rlvr_pl.ranks import Ranks
 from rlvr_pl.sampling import vllm_server as ours
 from rlvr_pl.sampling.base import Decoding, NonFiniteLogits, SampleRequest, seed_of
