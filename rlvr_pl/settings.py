@@ -108,7 +108,9 @@ class FitCLI(LightningCLI):
         except SystemExit as stop:
             if stop.code == 0:  # --help
                 raise
-            frame = traceback.extract_tb(stop.__traceback__)[-1]
+            frames = traceback.extract_tb(stop.__traceback__)
+            # the module that ended; further in may be a library's own sys.exit (wandb puts one in its place)
+            frame = next((frame for frame in reversed(frames) if frame.name == "<module>"), frames[-1])
             raise UserError(f"{frame.filename}:{frame.lineno}: ended with SystemExit when it was imported") from stop
 
     def _located(self, text: str, key: str) -> str:

@@ -187,6 +187,13 @@ def faulty(tmp_path, monkeypatch):
     sys.modules.pop("faulty", None)
 
 
+def test_a_module_that_ends_the_program_is_named_whoever_wraps_the_exit(faulty, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "exit", lambda code, leave=sys.exit: leave(code))  # as experiment trackers do
+    assert main([*BASE, "--objective=left.Objective"]) == 2
+    told = f"rlvr-pl: {faulty}/left.py:3: ended with SystemExit when it was imported\n"
+    assert capsys.readouterr().err == told
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
