@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlvr_pl.grading.base import Grader, GradeRequest
+from rlvr_pl.grading.base import Grader, GradeRequest, ask
 from rlvr_pl.records import atomic_write_text
 from rlvr_pl.sampling.base import Decoding, Sampler, SampleRequest
 from rlvr_pl.types import GradeStatus, Question, StopReason
@@ -37,7 +37,7 @@ def evaluate_batch(
         GradeRequest(text, q, policy.template.render(q), c.token_ids, c.stop_reason is StopReason.LENGTH)
         for text, q, c in zip(texts, questions, completions)
     ]
-    grades = grader.grade(requests, require_box=False)
+    grades = ask(grader, requests, require_box=False)
     return [
         {
             "uid": q.uid,

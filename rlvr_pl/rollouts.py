@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlvr_pl.grading.base import Grader, GradeRequest
+from rlvr_pl.grading.base import Grader, GradeRequest, ask
 from rlvr_pl.records import atomic_write_text
 from rlvr_pl.sampling.base import SampleRequest
 from rlvr_pl.types import Branch, BranchRequest, Completion, Grade, Question, Rollout, RolloutBatch, StopReason
@@ -68,7 +68,7 @@ def graded(
         ids = heads[i] + completion.token_ids if heads is not None else completion.token_ids
         cut = completion.stop_reason is StopReason.LENGTH
         requests.append(GradeRequest(policy.decode(ids), question, render(question), ids, cut))
-    grades = grader.grade(requests, require_box=require_box)
+    grades = ask(grader, requests, require_box=require_box)
     return [(request.response, grade) for request, grade in zip(requests, grades)]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlvr_pl.errors import UserError
 from rlvr_pl.expert_iteration.records import VERSION, questions_sha256, tokenizer_sha256
-from rlvr_pl.grading.base import Grader, GradeRequest
+from rlvr_pl.grading.base import Grader, GradeRequest, ask
 from rlvr_pl.sampling.base import Decoding, Sampler, SampleRequest
 from rlvr_pl.types import Grade, GradeStatus, Question, StopReason
 
@@ -142,7 +142,8 @@ class Explorer:
         ids = [w.prefix + c.token_ids for w, c in zip(wishes, drawn)]
         texts = [self.policy.decode(x) for x in ids]
         render = self.policy.template.render
-        grades = self.grader.grade(
+        grades = ask(
+            self.grader,
             [
                 GradeRequest(text, w.question, render(w.question), x, c.stop_reason is StopReason.LENGTH)
                 for w, c, x, text in zip(wishes, drawn, ids, texts)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rlvr_pl.errors import UserError
 from rlvr_pl.expert_iteration.filter import normalised
-from rlvr_pl.grading.base import Grader, GradeRequest
+from rlvr_pl.grading.base import Grader, GradeRequest, ask
 from rlvr_pl.grading.extract import boxes
 from rlvr_pl.grading.normalize import normalize
 from rlvr_pl.types import GradeStatus, Question
@@ -40,7 +40,7 @@ def holds_answer(texts: Sequence[str], questions: Sequence[Question], grader: Gr
         if not held[i]
         for value in values(text)
     ]
-    grades = grader.grade([request for _, request in asked], require_box=True)
+    grades = ask(grader, [request for _, request in asked], require_box=True)
     for (i, _), grade in zip(asked, grades):
         held[i] |= grade.status not in (GradeStatus.WRONG, GradeStatus.NO_ANSWER)
     return held

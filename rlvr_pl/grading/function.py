@@ -97,7 +97,7 @@ class FunctionGrader(Grader):
         if value is None:
             return None
         try:
-            number = float(value)
+            number = math.nan if isinstance(value, (str, bytes)) else float(value)
         except (TypeError, ValueError):
             number = math.nan
         if not math.isfinite(number):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from rlvr_pl.errors import UserError
-from rlvr_pl.grading.base import Grader, GradeRequest
+from rlvr_pl.grading.base import Grader, GradeRequest, ask
 from rlvr_pl.grading.extract import last_boxed
 from rlvr_pl.types import Grade, GradeStatus
 
@@ -21,7 +21,7 @@ class WeightedSum(Grader):
 
     Args:
         graders: the graders, most important first.
-        weights: one number a grader; all ones when not given.
+        weights: one finite number a grader, not all 0; all ones when not given.
     """
 
     name: ClassVar[str] = "weighted-sum"
@@ -31,6 +31,8 @@ class WeightedSum(Grader):
         self.weights = [1.0] * len(graders) if weights is None else weights
         if not graders or len(self.weights) != len(graders):
             raise UserError(f"WeightedSum: {len(self.weights)} weights for {len(graders)} graders; give one for each")
+        if not any(self.weights) or not all(map(math.isfinite, self.weights)):
+            raise UserError(f"WeightedSum: weights {self.weights}: need finite numbers, not all 0")
 
     @property
     def described(self) -> str:
@@ -38,7 +40,7 @@ class WeightedSum(Grader):
         return f"{self.name}({', '.join(parts)})"
 
     def grade(self, requests: Sequence[GradeRequest], *, require_box: bool) -> list[Grade]:
-        columns = [grader.grade(requests, require_box=require_box) for grader in self.graders]
+        columns = [ask(grader, requests, require_box=require_box) for grader in self.graders]
         return [self._sum(row) for row in zip(*columns)]
 
     def close(self) -> None:

@@ -210,3 +210,11 @@ def test_records_name_the_function_and_the_parts_of_a_sum(rewards: str) -> None:
     settings = {"batch_size": 1, "decoding": Decoding(), "checkpoint": "c", "sha256": "0"}
     head = header(sampler=TorchSampler(), grader=grader, **settings)
     assert head["grader"] == f"function {rewards}:by_length"
+
+
+@pytest.mark.parametrize("value", ["1.0", b"1.0"])
+def test_a_number_in_writing_is_no_number(rewards: str, monkeypatch: pytest.MonkeyPatch, value: object) -> None:
+    grader = FunctionGrader(f"{rewards}:by_length")
+    monkeypatch.setattr(grader, "_function", lambda completions: [1.0, value])
+    with pytest.raises(UserError, match=r"expected a finite number or None for row 1, got b?'1\.0'"):
+        grader.grade(requests(2), require_box=True)

@@ -90,3 +90,10 @@ def test_weighted_sum_closes_its_graders_and_wants_a_weight_for_each() -> None:
         WeightedSum([*parts], [1.0])
     with pytest.raises(UserError, match="0 weights for 0 graders"):
         WeightedSum([])
+
+
+@pytest.mark.parametrize("weights", [[0.0, 0.0], [1.0, math.inf], [1.0, math.nan]])
+def test_weights_that_leave_nothing_to_sum_are_refused(weights: list[float]) -> None:
+    with pytest.raises(UserError, match="need finite numbers, not all 0"):
+        WeightedSum([ExactGrader(), FormatReward()], weights)
+    assert WeightedSum([ExactGrader(), FormatReward()], [0.0, 1.0]).weights == [0.0, 1.0]
