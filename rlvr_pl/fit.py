@@ -6,8 +6,9 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +26,7 @@ from rlvr_pl.mistakes import accuse
 from rlvr_pl.module import RLVRModule
 from rlvr_pl.objectives.base import check_weights
 from rlvr_pl.quiet import quiet_lightning
-from rlvr_pl.records import RunFolder, atomic_write_text
+from rlvr_pl.records import RunFolder, atomic_write_text, sha256_file
 from rlvr_pl.settings import FitCLI
 from rlvr_pl.types import Completion, Grade, GradeStatus, Rollout, StopReason, build_batch
 
@@ -96,29 +97,49 @@ def settle(config: Any, text: str, default: Path, notes: list[str]) -> tuple[Run
     if config.resume is not None:
         if state is None:
             raise UserError(f"--resume {folder.path}: no run to continue here (no run.json)")
+        check_config(folder, state)
         if finished:
             raise UserError(f"--resume {folder.path}: finished after {state.get('updates')} updates; begin a new run")
-        return folder, _continued(folder)
-    if not folder.path.exists() or all(path.name.startswith(".") for path in folder.path.iterdir()):
+        return folder, _continued(folder, notes)
+    strangers = folder.strangers() if folder.path.exists() else []
+    if not strangers and (not folder.path.exists() or all(p.name.startswith(".") for p in folder.path.iterdir())):
         return folder, None
     if config.overwrite:
         if state is None:
             raise UserError(f"--overwrite: {folder.path} is not a run folder (no run.json); it will not be removed")
+        if strangers:
+            raise UserError(
+                f"--overwrite: {folder.path} holds what is not this run's ({', '.join(strangers)}); move it"
+            )
         return folder, None
     config_file = folder.path / "config.yaml"
     same = config_file.is_file() and config_file.read_bytes() == text.encode()
     if same and not finished:
         notes.append(f"{folder.path} holds this run unfinished; continuing it")
-        return folder, _continued(folder)
+        return folder, _continued(folder, notes)
     if state is None and not config_file.exists():
         raise UserError(f"--run {folder.path}: holds files that are no run's; choose another folder")
     what = "this run, finished" if same else "another run"
     raise UserError(f"{folder.path} holds {what}; choose another --run, or pass --overwrite to replace it")
 
 
-def _continued(folder: RunFolder) -> Path | None:
+def check_config(folder: RunFolder, state: Mapping[str, Any]) -> None:
+    """UserError when the settings of a run are not those with which it began: its records would be of two runs."""
+    path = folder.path / "config.yaml"
+    begun = state.get("config_sha256")
+    if begun is not None and path.is_file() and sha256_file(path) != begun:
+        raise UserError(
+            f"--resume {folder.path}: {path} was changed since the run began (sha256 {begun[:12]}); undo that, or "
+            f"begin another run with it: --config {path} --run NEW"
+        )
+
+
+def _continued(folder: RunFolder, notes: list[str]) -> Path | None:
     folder.lock()
-    return latest_checkpoint(folder.checkpoints)
+    checkpoint = latest_checkpoint(folder.checkpoints)
+    if checkpoint is None and folder.recorded():
+        notes.append(f"{folder.path}: no checkpoint to go on from; begins again, its records of updates removed")
+    return checkpoint
 
 
 def default_run(argv: Sequence[str], config: Any) -> Path:
@@ -154,10 +175,8 @@ class Run:
             self.folder.sweep()
             if fresh:
                 # an unfinished run without a checkpoint begins again, and its rows with it
-                for table in path.glob("*.csv"):
-                    table.unlink()
-                for name in ("rollouts", "items", "tensorboard"):
-                    shutil.rmtree(path / name, ignore_errors=True)
+                for record in self.folder.recorded():
+                    record.unlink()
                 atomic_write_text(path / "config.yaml", self.text)
                 self.data.record(self.folder)
         except OSError as error:
@@ -168,9 +187,11 @@ class Run:
         """Remove the old run, if it is there: all of it at once by its name, so that a kill leaves no half of it in the
         way; and what a kill left of an earlier one."""
         path = Path(os.path.realpath(self.folder.path))
-        old = path.with_name(f".{path.name}.removed")
-        shutil.rmtree(old, ignore_errors=True)
+        for left in path.parent.glob(f".{path.name}.removed-*"):
+            if (left / "run.json").is_file():
+                shutil.rmtree(left, ignore_errors=True)
         if there:
+            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.removed-", dir=path.parent))
             self.folder.lock()
             path.rename(old)
             self.folder.unlock()
@@ -210,6 +231,7 @@ class Run:
             "updates": module.updates_done,
             "planned_updates": self.data.updates,
             "stopped_by": module.stopped_by,
+            "config_sha256": sha256_file(self.folder.path / "config.yaml"),
             "objective": type(module.objective).__name__,
             "start": module.policy.name,
             "start_sha256": module.policy.sha256,

@@ -198,6 +198,9 @@ def _cells(line: bytes) -> list[str] | None:
         return None
 
 
+TABLES = ("metrics.csv", "validation.csv", "updates.csv", "windows.csv", "drift.csv")
+
+
 class RunFolder:
     """``config.yaml metrics.csv rollouts/ items/ windows.csv drift.csv criterion.json verdict.json cost.json
     checkpoints/ snapshots/`` under one path."""
@@ -251,6 +254,19 @@ class RunFolder:
         if not isinstance(content, dict):
             raise UserError(f"{path}: not a JSON object")
         return content
+
+    def strangers(self) -> list[str]:
+        """What lies in the folder, itself included where it is none of a run's: hidden names (``.git``, ``.env``), and
+        folders that hold runs of their own."""
+        hidden = [p for p in self.path.glob(".*") if p.name != ".lock" and not p.name.endswith(PARTIAL)]
+        runs = [p.parent for p in self.path.glob("*/**/run.json")]
+        return sorted(str(p.relative_to(self.path)) for p in {*hidden, *runs})
+
+    def recorded(self) -> list[Path]:
+        """The tables, rollouts and item records that a run has written here."""
+        files = [path for name in TABLES if (path := self.path / name).is_file()]
+        files += [path for path in self.rollouts.glob("*.jsonl") if path.stem.replace("-", "").isdecimal()]
+        return [*files, *self.items.glob("val-*.jsonl"), *self.path.glob("tensorboard/events.out.tfevents.*")]
 
     def lock(self) -> None:
         """Claim the (existing) folder for this process; UserError while another one has it. A process that ends lets

@@ -12,6 +12,7 @@ from lightning.pytorch import Callback
 
 from rlvr_pl.cli import main
 from rlvr_pl.configs import FOLDER
+from rlvr_pl.records import RunFolder
 from rlvr_pl.settings import FitCLI
 
 SMALL = [
@@ -119,6 +120,73 @@ def test_a_run_is_not_overwritten_unless_asked(tmp_path, capsys):
     assert final_weights(tmp_path / "r") == first
     assert fit("--run=r", "--data.updates=2", "--overwrite") == 0
     assert len(metrics(tmp_path / "r")) == 2
+
+
+def test_hidden_files_of_the_users_make_no_empty_folder_and_are_never_removed(tmp_path, capsys):
+    git = tmp_path / "r" / ".git" / "HEAD"
+    git.parent.mkdir(parents=True)
+    git.write_text("ref")
+    assert fit("--run=r") == 2
+    assert "holds files that are no run's" in capsys.readouterr().err
+    git.unlink()
+    git.parent.rmdir()
+    assert fit("--run=r", "--data.updates=1") == 0
+    (tmp_path / "r" / ".env").write_text("secret")
+    (tmp_path / "r" / "sub").mkdir()
+    (tmp_path / "r" / "sub" / "run.json").write_text("{}")
+    capsys.readouterr()
+    assert fit("--run=r", "--data.updates=2", "--overwrite") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("r holds what is not this run's (.env, sub); move it")
+    assert (tmp_path / "r" / ".env").read_text() == "secret"
+
+
+def test_a_folder_beside_the_run_is_never_removed(tmp_path):
+    for name in (".r.removed", ".r.removed-thesis"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "thesis.txt").write_text("precious")
+    assert fit("--run=r", "--data.updates=1") == 0
+    assert fit("--run=r", "--data.updates=2", "--overwrite") == 0
+    assert len(list(tmp_path.glob(".r.removed*/thesis.txt"))) == 2
+    assert len(list(tmp_path.glob(".r*"))) == 2
+
+
+def test_a_run_that_begins_again_says_so_and_leaves_files_that_are_not_its_own(tmp_path, monkeypatch, capsys):
+    build = FitCLI.instantiate_trainer
+    monkeypatch.setattr(FitCLI, "instantiate_trainer", lambda self: add(build(self), Crash(2, "start")))
+    words = ("--run=r", "--data.updates=3", "--checkpoint.every_n_updates=1")
+    with pytest.raises(Killed):
+        fit(*words)
+    monkeypatch.setattr(FitCLI, "instantiate_trainer", build)
+    for checkpoint in (tmp_path / "r" / "checkpoints").glob("*.ckpt"):
+        checkpoint.write_bytes(b"damaged")
+    mine = [tmp_path / "r" / name for name in ("analysis.csv", "items/note.txt", "rollouts/best.jsonl")]
+    for path in mine:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    capsys.readouterr()
+    assert fit(*words) == 0
+    assert "no checkpoint to go on from; begins again, its records of updates removed" in capsys.readouterr().err
+    assert [path.read_text() for path in mine] == ["mine"] * 3
+    assert [row["update"] for row in RunFolder("r").table("metrics.csv").rows()] == ["1", "2", "3"]
+
+
+def test_settings_changed_by_hand_are_not_continued(tmp_path, monkeypatch, capsys):
+    build = FitCLI.instantiate_trainer
+    monkeypatch.setattr(FitCLI, "instantiate_trainer", lambda self: add(build(self), Crash(2, "start")))
+    with pytest.raises(Killed):
+        fit("--run=r", "--data.updates=3", "--checkpoint.every_n_updates=1")
+    monkeypatch.setattr(FitCLI, "instantiate_trainer", build)
+    config = tmp_path / "r" / "config.yaml"
+    begun = config.read_text()
+    config.write_text(begun.replace("seed: 0", "seed: 8", 1))
+    assert config.read_text() != begun
+    capsys.readouterr()
+    assert main(["fit", "--resume=r"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "config.yaml was changed since the run began" in line
+    config.write_text(begun)
+    assert main(["fit", "--resume=r"]) == 0
 
 
 def test_overwrite_removes_run_folders_only(tmp_path, capsys):
