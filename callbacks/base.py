@@ -27,6 +27,13 @@ class UpdateCallback(Callback):
     0
     """
 
+    def check(self, trainer: Trainer, begun: bool) -> None:
+        """Called by ``rlvr-pl fit`` before anything is written: raise UserError if the run cannot be what this needs.
+
+        Args:
+            begun: whether the run in this folder has done an update before, which is to be continued.
+        """
+
     def begin(self, trainer: Trainer, module: RLVRModule) -> None:
         """Called once before the first update of this process, after a checkpoint has been restored."""
 

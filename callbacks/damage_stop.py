@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -55,17 +56,22 @@ class Window:
 class DamageStop(UpdateCallback):
     """Stops every rank at the update at which the criterion is met, and says so in ``verdict.json``.
 
-    ``criterion.json`` holds the rule's canonical JSON and its SHA-256 before update 1; a run cannot be continued under
-    another rule. At the end of each window without damage the policy is kept as ``snapshots/good-NNNNNN`` (a Hugging
-    Face folder); of these the newest from before the damage survives a stop. A stopped run ends normally, status 0.
+    ``criterion.json`` holds the rule's canonical JSON and its SHA-256 before update 1; a run that has done an update
+    cannot be continued under another rule. At the end of each window without damage the policy is kept as
+    ``snapshots/good-NNNNNN`` (a Hugging Face folder); of these the newest from before the damage survives a stop. A
+    stopped run ends normally, status 0.
 
-    To write another rule, override `damage`. Its public attributes are part of the rule and of its hash, and its files
-    are named after the class: ``criterion-MyStop.json``, ``verdict-MyStop.json``.
+    To write another rule, override `damage`. Its public attributes, as they are before update 1, are part of the rule
+    and of its hash (so they are plain data), and its files are named after the class: ``criterion-MyStop.json``,
+    ``verdict-MyStop.json``.
 
     Args:
         criterion: what counts as a collapse.
         action: "stop", or "warn" to go on after saying so.
     """
+
+    _frozen: str | None = None  # canonical JSON of the rule, once a run begins
+    _file_of_rule = "the checkpoint"
 
     def __init__(
         self, criterion: CollapseCriterion = TRUNCATION_ALONE, action: Literal["stop", "warn"] = "stop"
@@ -92,17 +98,38 @@ class DamageStop(UpdateCallback):
 
     @property
     def rule(self) -> dict[str, Any]:
-        """The rule as plain data: the criterion's fields; for other rules the class and its public attributes."""
+        """The rule as plain data: the criterion's fields; for other rules the class and its public attributes. In a run
+        it is what it was at the start, whatever the attributes have become."""
+        if self._frozen is not None:
+            return json.loads(self._frozen)
         if type(self) is DamageStop:
             return asdict(self.criterion)
         hidden = {"action", "log", "log_dict"}  # the last two are attached by Lightning
         public = {k: v for k, v in vars(self).items() if not k.startswith("_") and k not in hidden}
-        return {"class": type(self).__name__, **{k: asdict(v) if is_dataclass(v) else v for k, v in public.items()}}  # type: ignore[arg-type]
+        return {"class": type(self).__name__, **{k: self._plain(k, v) for k, v in public.items()}}
+
+    def _plain(self, name: str, value: Any) -> Any:
+        """An attribute as plain data; UserError if it is none."""
+        try:
+            plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+            canonical_json(plain)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UserError(
+                f"{type(self).__name__}.{name} is a {type(value).__name__} and cannot be written down as part of the "
+                f"rule ({error}); make it plain data, or begin its name with an underscore"
+            ) from None
+        return plain
 
     @property
     def sha256(self) -> str:
         """SHA-256 of the canonical JSON of `rule`."""
         return hashlib.sha256(canonical_json(self.rule).encode()).hexdigest()
+
+    def _freeze(self) -> None:
+        """Take the rule's description: before update 1, and before a checkpoint gives back what a rule has counted."""
+        if self._frozen is None:
+            _ = self._verdict  # an AttributeError here is a constructor that did not call this class's
+            self._frozen = canonical_json(self.rule)
 
     def _file(self, stem: str) -> str:
         return f"{stem}.json" if type(self) is DamageStop else f"{stem}-{type(self).__name__}.json"
@@ -113,21 +140,31 @@ class DamageStop(UpdateCallback):
                 f"{where}: this run began under another rule (sha256 {stored[:12]}, now {self.sha256[:12]}); {FIXED}"
             )
 
+    def check(self, trainer: Trainer, begun: bool) -> None:
+        self._freeze()
+        if begun:
+            self._check_stored(RunFolder.of(trainer))
+
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        stored = RunFolder.of(trainer).read_json(self._file("criterion"))
+        self._freeze()
+        self._file_of_rule = str(RunFolder.of(trainer).path / self._file("criterion"))
+
+    def _check_stored(self, folder: RunFolder) -> bool:
+        """Whether the folder has a rule of this name; UserError when it is another one."""
+        stored = folder.read_json(self._file("criterion"))
         if stored is not None:
-            self._check_frozen(str(stored.get("sha256")), str(RunFolder.of(trainer).path / self._file("criterion")))
+            self._check_frozen(str(stored.get("sha256")), str(folder.path / self._file("criterion")))
+        return stored is not None
 
     def begin(self, trainer: Trainer, module: RLVRModule) -> None:
         folder = RunFolder.of(trainer)
-        known = (folder.path / self._file("criterion")).exists()
-        if not known and module.updates_done:
+        self._freeze()
+        if module.updates_done and not self._check_stored(folder):
             name = type(self).__name__
             raise UserError(f"{name}: this run is at update {module.updates_done} and began without it; {FIXED}")
         if trainer.is_global_zero:
-            if not known:
-                rule = self.rule
-                content = {"criterion": rule, "canonical": canonical_json(rule), "sha256": self.sha256}
+            if not module.updates_done:
+                content = {"criterion": self.rule, "canonical": self._frozen, "sha256": self.sha256}
                 folder.write_json(self._file("criterion"), content)
             if self._verdict is None and module.updates_done < trainer.num_training_batches:
                 (folder.path / self._file("verdict")).unlink(missing_ok=True)
@@ -176,13 +213,23 @@ class DamageStop(UpdateCallback):
     def _judge(self, trainer: Trainer, module: RLVRModule, window: Window) -> None:
         if self._verdict is not None and self.action == "stop":
             return
-        reason = trainer.strategy.broadcast(self.damage(window) if trainer.is_global_zero else None)
+        reason = trainer.strategy.broadcast(self._reason(window) if trainer.is_global_zero else None)
+        if isinstance(reason, UserError):
+            raise reason
         if reason is not None and (self._verdict is None or self._verdict["reason"] != reason):
             self.fire(trainer, window, reason)
             if self.action == "stop":
                 self._stop(trainer, module)
         elif self._verdict is None and window.update >= trainer.num_training_batches:
             self._write(trainer, {"collapsed": False, "rule": None, "judged_updates": window.update})
+
+    def _reason(self, window: Window) -> str | UserError | None:
+        """What `damage` says; a UserError, for all ranks to raise, if that is no reason."""
+        reason: Any = self.damage(window)
+        if reason is None or isinstance(reason, str):
+            return reason
+        found = repr(reason) if len(repr(reason)) <= 80 else f"a {type(reason).__name__}"
+        return UserError(f"{type(self).__name__}.damage returned {found}; it must return one line of text, or None")
 
     def fire(self, trainer: Trainer, window: Window, reason: str) -> None:
         """Write the verdict and say so."""
@@ -243,7 +290,7 @@ class DamageStop(UpdateCallback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._check_frozen(state_dict["sha256"], "the checkpoint")
+        self._check_frozen(state_dict["sha256"], self._file_of_rule)
         self._truncation = list(state_dict["truncation"])
         self._open = list(state_dict["open"])
         self._verdict = state_dict["verdict"]

@@ -35,10 +35,18 @@ class EntropyRatioStop(DamageStop):
         super().__init__(CollapseCriterion(window=window), action)
         self.ratio = ratio
 
+    def check(self, trainer: Trainer, begun: bool) -> None:
+        self._need_monitor(trainer)
+        super().check(trainer, begun)
+
     def begin(self, trainer: Trainer, module: RLVRModule) -> None:
+        self._need_monitor(trainer)
+        super().begin(trainer, module)
+
+    @staticmethod
+    def _need_monitor(trainer: Trainer) -> None:
         if not any(hasattr(c, "entropy_ratio") for c in trainer.callbacks):  # type: ignore[attr-defined]
             raise UserError("EntropyRatioStop needs a DriftMonitor in the same run; add one to trainer.callbacks")
-        super().begin(trainer, module)
 
     def damage(self, window: Window) -> str | None:
         if not window.drift:

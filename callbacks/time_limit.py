@@ -36,6 +36,7 @@ class TimeLimit(UpdateCallback):
         self.limit = limit
         self._seconds = None if limit is None else seconds(limit)
         self._asked: str | None = None
+        self._signalled = False
         self._previous: dict[int, Any] = {}
         self._longest = 0.0
 
@@ -53,7 +54,8 @@ class TimeLimit(UpdateCallback):
         if not trainer.strategy.reduce_boolean_decision(self._asked is not None, all=False):
             return
         trainer.should_stop = True
-        module.stopped_by = module.stopped_by or "time"
+        signalled = trainer.strategy.reduce_boolean_decision(self._signalled, all=False)
+        module.stopped_by = module.stopped_by or ("signal" if signalled else "time")
         if trainer.is_global_zero:
             reason = self._asked or "another rank's limit"
             print(f"rlvr-pl: stopped after update {report.number} for {reason}; go on with --resume", file=sys.stderr)
@@ -63,7 +65,7 @@ class TimeLimit(UpdateCallback):
             os.write(2, b"rlvr-pl: ended at once; --resume goes on from the last checkpoint\n")
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        self._asked = signal.Signals(number).name
+        self._asked, self._signalled = signal.Signals(number).name, True
         # not print: the signal may have come in the middle of one
         os.write(2, f"rlvr-pl: {self._asked}: ends after this update; once more ends it at once\n".encode())
 

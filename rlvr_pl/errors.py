@@ -6,7 +6,8 @@ from __future__ import annotations
 class UserError(Exception):
     """Bad input: the message names the file, line or setting, the value and the remedy, in one line.
 
-    The command line prints the message on stderr and exits with status 2; nothing has been written when it is raised.
+    The command line prints the message on stderr and exits with status 2. Nothing has been written when it is raised,
+    but for what only shows in mid-run, such as an error in a class of the user's: that leaves a stopped run folder.
 
     >>> raise UserError("data.train: no such file")
     Traceback (most recent call last):

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from rlvr_pl import __version__
+from rlvr_pl.callbacks.base import UpdateCallback
 from rlvr_pl.callbacks.checkpoint import check_content, latest_checkpoint
 from rlvr_pl.data.module import RunData
 from rlvr_pl.errors import RunFailure, UserError
@@ -52,11 +53,13 @@ def fit(argv: Sequence[str]) -> int:
         )
         module, data = cli.model, cli.datamodule
         run = Run(cli.folder, cli.text, module, data, ["rlvr-pl", "fit", *argv])
-        check_objective(module)
+        check_objective(module, data)
         check_data(module, data)
         if cli.checkpoint is not None:
             check_content(cli.checkpoint)
         first = cli.trainer.is_global_zero
+        begun = first and not cli.config["overwrite"] and has_begun(cli.folder, cli.checkpoint)
+        check_callbacks(cli.trainer, begun)
         if first:
             for note in (*notes, *cli.notes):
                 print(f"rlvr-pl: {note}", file=sys.stderr)
@@ -249,16 +252,19 @@ class Run:
         self.state = state
 
 
-def check_objective(module: RLVRModule) -> None:
-    """Ask the objective for the weights of two made-up groups, so that a wrong setting or shape shows before a token is
-    sampled."""
-    size = module.group_size
-    rollouts = [
-        Rollout(f"q{i // size}", i % size, (0,), Completion((1, 2), StopReason.EOS, (0.0, 0.0)), "", grade)
-        for i, grade in enumerate([Grade(GradeStatus.CORRECT, 1.0), *[Grade(GradeStatus.WRONG, 0.0)] * (2 * size - 1)])
-    ]
-    batch = build_batch(rollouts, size, update=1, cap=module.decoding.max_new_tokens)
-    zeros = torch.zeros(2 * size, 2)
+def check_objective(module: RLVRModule, data: RunData) -> None:
+    """Ask the objective for the weights of two made-up groups of the run's first two questions, so that a wrong setting
+    or shape shows before a token is sampled. Completions differ in length, so that some of the batch is padding."""
+    size, cap = module.group_size, module.decoding.max_new_tokens
+    uids = [question.uid for question in islice(data.planned_questions(), 2)] or ["q"]
+    grades = [Grade(GradeStatus.CORRECT, 1.0), *[Grade(GradeStatus.WRONG, 0.0)] * (2 * size - 1)]
+    rollouts = []
+    for i, grade in enumerate(grades):
+        length = min(2 + i % min(size, 8), cap)
+        completion = Completion(tuple(range(1, length + 1)), StopReason.EOS, (0.0,) * length)
+        rollouts.append(Rollout(uids[i // size % len(uids)], i % size, (0,), completion, "", grade))
+    batch = build_batch(rollouts, size, update=1, cap=cap)
+    zeros = torch.zeros(batch.mask.shape)
     batch = batch.replace(old_logprobs=zeros, start_logprobs=zeros, entropy=zeros, sampling_entropy=zeros)
     try:
         batch = batch.replace(extras=module.objective.prepare(batch))
@@ -266,10 +272,32 @@ def check_objective(module: RLVRModule) -> None:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
+        if isinstance(error, LookupError) and any(told in uids for told in error.args):
+            return  # it has a table of its own, perhaps not filled yet: the first update shows
         accuse(error, [module.objective])
         if isinstance(error, ValueError):  # one of our own classes refuses its settings
             raise UserError(f"objective {type(module.objective).__name__}: {error}") from None
         raise
+
+
+def has_begun(folder: RunFolder, checkpoint: Path | None) -> bool:
+    """Whether the run of this folder has done an update, be it lost again or not."""
+    manifest, metrics = folder.read_json("run.json") or {}, folder.path / "metrics.csv"
+    recorded = metrics.is_file() and metrics.read_bytes().count(b"\n") > 1  # its first line names the columns
+    return checkpoint is not None or bool(manifest.get("updates")) or recorded
+
+
+def check_callbacks(trainer: Any, begun: bool) -> None:
+    """Refuse, before anything is written, callbacks that cannot do their work in this run."""
+    for callback in trainer.callbacks:
+        if isinstance(callback, UpdateCallback):
+            try:
+                callback.check(trainer, begun)
+            except (UserError, OSError):
+                raise
+            except (Exception, SystemExit) as error:
+                accuse(error, [callback])
+                raise
 
 
 def check_data(module: RLVRModule, data: RunData) -> None:

@@ -114,25 +114,35 @@ def _plain(message: str, key: str) -> str:
     return f"--{key}: {text}" if key else text
 
 
-def last_frame(error: BaseException, file: str) -> traceback.FrameSummary | None:
-    """The innermost frame of an error that lies in a file; None if it passed through none of it."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+def last_frame(error: BaseException, *files: str) -> traceback.FrameSummary | None:
+    """The innermost frame of an error that lies in one of these files; None if it passed through none of them."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     return frames[-1] if frames else None
 
 
 def accuse(error: BaseException, parts: Sequence[Any]) -> None:
     """Raise a UserError that names the user's own class among `parts` in which an error arose, with its place. Does
-    nothing for our own classes, and for an error that passed through none of the user's."""
-    for part in parts:
-        cls = type(part)
-        file = _own_file(cls)
-        if file is None:
-            continue
-        frame = last_frame(error, file)
+    nothing for our own classes, and for an error that passed through none of the user's.
+
+    Of several classes in one file it is the one whose method ran innermost; a function of the file that no method
+    called is told under the first of them.
+    """
+    own = [(part, files) for part in parts if (files := _own_files(type(part)))]
+    running = [held for held in reversed(_holders(error)) if any(held is part for part, _ in own)]
+    for part, files in [*(x for held in running for x in own if x[0] is held), *own]:
+        frame = last_frame(error, *files)
         if frame is not None:
-            raise UserError(_accusation(error, cls, frame)) from error
+            raise UserError(_accusation(error, type(part), frame)) from error
+    for part, files in own:
         if isinstance(error, AttributeError) and error.obj is part:
-            raise UserError(f"{cls.__name__} ({file}): has no {error.name!r}; call super().__init__() first") from error
+            name = type(part).__name__
+            raise UserError(f"{name} ({files[0]}): has no {error.name!r}; call super().__init__() first") from error
+
+
+def _holders(error: BaseException) -> list[Any]:
+    """The objects whose methods an error passed through, outermost first."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return [frame.f_locals["self"] for frame in frames if "self" in frame.f_locals]
 
 
 def mistake_in(error: BaseException) -> UserError | None:
@@ -172,6 +182,12 @@ def _own_file(cls: type) -> str | None:
     if cls.__module__.split(".")[0] in OURS:
         return None
     return getattr(sys.modules.get(cls.__module__), "__file__", None)
+
+
+def _own_files(cls: type) -> list[str]:
+    """The file of a class of the user's, and those of its bases that are the user's too."""
+    bases = [base for base in cls.__mro__ if base.__module__.split(".")[0] not in sys.stdlib_module_names]
+    return [] if _own_file(cls) is None else [file for base in bases if (file := _own_file(base)) is not None]
 
 
 def _accusation(error: BaseException, cls: type, frame: traceback.FrameSummary) -> str:

@@ -144,7 +144,7 @@ class RLVRModule(LightningModule):
         self.seed = seed
         self.updates_done = 0
         self.validation: dict[int, int] = {}
-        self.stopped_by: str | None = None  # "damage" or "time", set by the callback that ends the run early
+        self.stopped_by: str | None = None  # "damage", "time" or "signal", set by the callback that ends the run early
         self.cost = dict.fromkeys(COSTS, 0)
         self._start: Policy | None = None
         self._panel: list[Sequence[Question]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
@@ -94,6 +95,59 @@ def test_an_error_in_the_users_objective_names_its_line_before_anything_is_sampl
     assert f"Broken ({tmp_path}/broken_at_once.py:7, in token_weights): AttributeError: " in line
     assert "no_such_field" in line
     assert not run.exists()
+
+
+PROBED = """
+from rlvr_pl.data.pools import load_questions
+from rlvr_pl.objectives import Objective
+
+class ByQuestion(Objective):
+    known = {q.uid: 1.0 for q in load_questions("embedded:train")}
+
+    def token_weights(self, batch):
+        return batch.mask * sum(self.known[uid] for uid in batch.uids)
+
+class Unfilled(ByQuestion):
+    known = {}
+
+    def prepare(self, batch):
+        if batch.seed:
+            type(self).known = dict.fromkeys(batch.uids, 1.0)
+        return {}
+
+class ByLength(Objective):
+    def token_weights(self, batch):
+        lengths = batch.lengths.double().view(-1, batch.group_size)
+        spread = (lengths - lengths.mean(1, keepdim=True)) / lengths.std(1, keepdim=True)
+        assert spread.isfinite().all() or batch.seed
+        return batch.mask * spread.nan_to_num().view(-1, 1)
+
+class Padded(Objective):
+    def token_weights(self, batch):
+        return batch.rewards[:, None].expand(batch.mask.shape)
+"""
+
+
+@pytest.fixture
+def probed(tmp_path, monkeypatch):
+    """The user's file of objectives, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "probed.py").write_text(PROBED)
+    yield tmp_path
+    sys.modules.pop("probed", None)
+
+
+@pytest.mark.parametrize("name", ["ByQuestion", "Unfilled", "ByLength"])
+def test_an_objective_that_looks_at_questions_or_lengths_is_let_in(probed, name):
+    assert main([*BASE, "--run=run", "--seed=1", f"--objective=probed.{name}"]) == 0
+
+
+def test_a_weight_on_padding_is_refused_before_anything_is_sampled(probed, capsys):
+    assert main([*BASE, "--run=run", "--objective=probed.Padded"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("rlvr-pl: Padded.token_weights returned a weight on padding (1.0) for rollout question ")
+    assert not (probed / "run").exists()
 
 
 def test_an_error_in_a_later_update_leaves_a_stopped_run_that_goes_on_once_mended(tmp_path, capsys, monkeypatch):
@@ -227,10 +281,6 @@ def test_a_fault_in_the_users_class_is_told_with_its_place_and_nothing_is_writte
             "reward function faulty.py:leaves: raised SystemExit: 3 ({file}:38)",
         ),
         (["--trainer.callbacks+=faulty.Quits"], "Quits ({file}:35, in on_train_batch_end): SystemExit: enough"),
-        (
-            ["--trainer.callbacks+=faulty.Headless"],
-            "Headless ({file}): has no '_verdict'; call super().__init__() first",
-        ),
     ],
 )
 def test_a_fault_that_shows_in_the_run_is_one_line_too(faulty, capsys, words, told):
@@ -238,6 +288,158 @@ def test_a_fault_that_shows_in_the_run_is_one_line_too(faulty, capsys, words, to
     lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("update ")]
     assert lines == ["rlvr-pl: " + told.format(file=faulty / "faulty.py")]
     assert '"state": "stopped"' in (faulty / "run" / "run.json").read_text()
+
+
+RULES = """
+from rlvr_pl.callbacks import DamageStop, UpdateCallback
+
+def helper():
+    return 1 / 0
+
+class Calm(DamageStop):
+    def damage(self, window):
+        return None
+
+class Count(UpdateCallback):
+    def after_update(self, trainer, module, report):
+        helper()
+
+class Raises(Calm):
+    def damage(self, window):
+        raise ValueError("no")
+
+class Headless(DamageStop):
+    def __init__(self):
+        self.limit = 3
+
+    def damage(self, window):
+        return None
+
+class Headed(DamageStop):
+    def __init__(self):
+        super().__init__()
+        self.limit = 3
+
+class Counts(DamageStop):
+    seen = 0
+    stop_at = None
+
+    def __init__(self):
+        super().__init__()
+        self.seen = 0
+
+    def damage(self, window):
+        self.seen += 1
+        return "enough" if self.seen == self.stop_at else None
+
+    def state_dict(self):
+        return {**super().state_dict(), "seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+        super().load_state_dict(state)
+
+class Holds(DamageStop):
+    def __init__(self):
+        super().__init__()
+        self.judge = lambda rows: None
+
+class Collects(DamageStop):
+    def __init__(self):
+        super().__init__()
+        self.names = {"a"}
+
+class Three(DamageStop):
+    def damage(self, window):
+        return 3
+
+class Yes(DamageStop):
+    def damage(self, window):
+        return True
+"""
+
+
+@pytest.fixture
+def rules(tmp_path, monkeypatch):
+    """The user's file of rules and callbacks, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "rules.py").write_text(RULES)
+    yield tmp_path
+    sys.modules.pop("rules", None)
+
+
+def told_by(capsys) -> str:
+    """The one line that is not progress."""
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("update ")]
+    return line
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("Count", "Count ({file}:5, in helper): ZeroDivisionError: division by zero"),
+        ("Raises", "Raises ({file}:17, in damage): ValueError: no"),
+        ("Three", "Three.damage returned 3; it must return one line of text, or None"),
+        ("Yes", "Yes.damage returned True; it must return one line of text, or None"),
+    ],
+)
+def test_of_several_classes_in_a_file_the_one_at_fault_is_named(rules, capsys, name, told):
+    assert main([*BASE, "--run=run", "--trainer.callbacks+=rules.Calm", f"--trainer.callbacks+=rules.{name}"]) == 2
+    assert told_by(capsys) == "rlvr-pl: " + told.format(file=rules / "rules.py")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("rules.Headless", "Headless ({file}): has no '_verdict'; call super().__init__() first"),
+        ("rules.Holds", "Holds.judge is a function and cannot be written down as part of the rule"),
+        ("rules.Collects", "Collects.names is a set and cannot be written down as part of the rule"),
+        ("EntropyRatioStop", "EntropyRatioStop needs a DriftMonitor in the same run; add one to trainer.callbacks"),
+    ],
+)
+def test_a_rule_that_cannot_be_kept_is_refused_before_anything_is_written(rules, capsys, name, told):
+    assert main([*BASE, "--run=run", f"--trainer.callbacks+={name}"]) == 2
+    assert told_by(capsys).startswith("rlvr-pl: " + told.format(file=rules / "rules.py"))
+    assert not (rules / "run").exists()
+
+
+def test_a_rule_may_change_until_an_update_is_done(rules, capsys):
+    """Each of the two runs breaks off in update 1, the first before it is done, the second after."""
+    words = [*BASE, "--data.updates=2", "--run=run", "--trainer.callbacks+=rules.Headed"]
+    before, after = "on_train_batch_start", "on_train_batch_end"
+    for when, status in ((before, 0), (after, 2)):
+        (rules / "breaks.py").write_text(
+            f"import lightning\n\nclass Breaks(lightning.Callback):\n    def {when}(self, *_):\n        1 / 0\n"
+        )
+        run = [*words, f"--run={when}", "--trainer.callbacks+=breaks.Breaks"]
+        assert main(run) == 2
+        sys.modules.pop("breaks"), sys.modules.pop("rules")
+        (rules / "breaks.py").write_text("import lightning\n\nclass Breaks(lightning.Callback):\n    pass\n")
+        (rules / "rules.py").write_text(RULES.replace("self.limit = 3", "self.limit = 4"))
+        capsys.readouterr()
+        assert main(run) == status
+        said = capsys.readouterr().err
+        assert ("this run began under another rule" in said) == (status == 2)
+        sys.modules.pop("breaks", None), sys.modules.pop("rules", None)
+        (rules / "rules.py").write_text(RULES)
+
+
+def test_a_rule_that_counts_goes_on_and_is_one_rule_throughout(rules):
+    words = [*BASE, "--data.updates=4", "--run=run", "--checkpoint.every_n_updates=1"]
+    words += ["--trainer.callbacks+=rules.Counts", "--trainer.callbacks+=rules.Count"]
+    assert main(words) == 2  # Count breaks off update 1, whose checkpoint is not written
+    (rules / "rules.py").write_text(RULES.replace("        helper()", "        report.number == 3 and helper()"))
+    sys.modules.pop("rules")
+    assert main(words) == 2
+    (rules / "rules.py").write_text(RULES.replace("        helper()", "        pass"))
+    sys.modules.pop("rules")
+    assert main(words) == 0
+    criterion, verdict = (
+        json.loads((rules / "run" / f"{x}-Counts.json").read_text()) for x in ("criterion", "verdict")
+    )
+    assert criterion["sha256"] == verdict["sha256"] and verdict["criterion"] == criterion["criterion"]
+    assert criterion["criterion"]["seen"] == 0
 
 
 def test_a_reward_of_nothing_but_null_is_said_once(faulty, capsys):

@@ -75,7 +75,7 @@ class Send(Callback):
 def test_a_signal_ends_the_run_after_the_update(run, capsys, number):
     before = [signal.getsignal(n) for n in time_limit.SIGNALS]
     done = run(TimeLimit(), Send(number, 3))
-    assert done.module.updates_done == 3 and done.module.stopped_by == "time"
+    assert done.module.updates_done == 3 and done.module.stopped_by == "signal"
     assert (done.folder.checkpoints / "update-000003.ckpt").exists()
     assert signal.Signals(number).name in capsys.readouterr().err
     assert [signal.getsignal(n) for n in time_limit.SIGNALS] == before
