@@ -41,6 +41,8 @@ def worded(message: str, slots: Mapping[str, type]) -> str:
         message: what the parser raised.
         slots: key -> base class of the settings that name a class.
     """
+    if absent := re.fullmatch(r"the following arguments are required: ([\w.]+)", message):
+        return f"--{absent[1]} null: it needs a value; give one, or leave it out for the default"
     key = key_of(message)
     slot = next((name for name in slots if key == name or key.startswith(f"{name}.")), None)
     return _no_such_class(message, slot, slots) or _no_such_setting(message) or _plain(message, key)

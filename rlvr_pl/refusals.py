@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -67,12 +69,27 @@ def refuse_settings(config: Any, default: Callable[[str], Any]) -> None:
         name = spec.class_path.rpartition(".")[2]
         if name in REFUSED and not spec.class_path.startswith("rlvr_pl."):
             raise UserError(f"trainer.callbacks {name}: {REFUSED[name]}; leave it out")
+    _refuse_optimizer(config.optimizer.class_path)
     scheduler = config.get("lr_scheduler")
     if scheduler is not None and scheduler.class_path.endswith("ReduceLROnPlateau"):
         raise UserError(
             "lr_scheduler ReduceLROnPlateau: waits for a figure, and rates here are a function of the update; choose "
             "WarmupCosine, LinearLR (a warm-up) or another of torch.optim.lr_scheduler"
         )
+
+
+def _refuse_optimizer(class_path: str) -> None:
+    """UserError for an optimizer that cannot take the one step an update has for it."""
+    module, _, name = class_path.rpartition(".")
+    step = inspect.signature(getattr(importlib.import_module(module), name).step)
+    closure = step.parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        why = "it computes the loss again and again within a step (a closure), and an update has one gradient"
+    elif name == "SparseAdam":
+        why = "it takes sparse gradients, and a policy's are dense"
+    else:
+        return
+    raise UserError(f"--optimizer {name}: {why}; choose AdamW, SGD or another of torch.optim")
 
 
 def check_strategy(strategy: Strategy, policy: Policy) -> None:

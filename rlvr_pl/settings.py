@@ -29,6 +29,7 @@ from rlvr_pl.errors import UserError
 from rlvr_pl.grading.base import Grader
 from rlvr_pl.mistakes import key_of, mistake_in, worded
 from rlvr_pl.module import RLVRModule
+from rlvr_pl.nulls import empty_part, null_setting
 from rlvr_pl.objectives.base import Objective
 from rlvr_pl.policy import Policy, load_policy
 from rlvr_pl.precision import BF16Precision
@@ -86,6 +87,9 @@ class FitCLI(LightningCLI):
         self._settle = settle
         self._argv = argv
         self._given = {path: read_config(path) for path in config_files(argv)}
+        for path, given in self._given.items():
+            if (name := empty_part(given)) is not None:
+                raise UserError(f"{place(path, [name])}: {name}: null; give it a value, or leave it out")
         self.notes: list[str] = []
         super().__init__(
             RLVRModule,
@@ -152,6 +156,13 @@ class FitCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         config = self.config
+        for name in ("run", "start"):
+            if config[name] == "":
+                raise UserError(f"--{name} '': name a {'folder' if name == 'run' else 'policy'}, or leave it out")
+        if config.policy.name == "null" and not os.path.lexists("null"):  # of a flag it is a word like any other
+            config.policy.name = None
+        if (null := null_setting(config)) is not None:
+            raise UserError(self._located(null[1], null[0]))
         refuse_settings(config, self.parser.get_default)
         if config.start is not None:
             config.policy.name = config.start

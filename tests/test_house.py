@@ -49,6 +49,7 @@ FLOORS = (
     (
         "slots",
         "arguments",
+        "nulls",
         "refusals",
         "quiet",
         "settings",

@@ -6,9 +6,14 @@ import json
 import sys
 
 import pytest
+import torch
 
 from rlvr_pl.cli import COMMANDS, main
 from rlvr_pl.mistakes import worded
+from rlvr_pl.module import RLVRModule
+from rlvr_pl.nulls import may_be_null
+from rlvr_pl.objectives import GRPO
+from rlvr_pl.policy import load_policy
 
 BASE = ["fit", "--policy.name=embedded:start", "--data.updates=1", "--model.group_size=2", "--data.validation=null"]
 
@@ -63,6 +68,18 @@ def test_errors_are_worded():
             ["rlvr-pl: none.yaml: no such file of settings; shipped ones are expert_iteration.yaml"],
         ),
         (["--data.updates=x"], ["--data.updates: QuestionData: expected an int. Got value: x"]),
+        (["--optimizer=null"], ["--optimizer null: a run needs one; name a class, or leave it out for AdamW"]),
+        (["--objective=null"], ["--objective null: a run needs one; name a class, or leave it out for GRPO"]),
+        (["--grader=null"], ["--grader null: a run needs one; name a class, or leave it out for MathGrader"]),
+        (["--sampler=null"], ["--sampler null: a run needs one; name a class, or leave it out for TorchSampler"]),
+        (["--data=null"], ["--data null: it needs a value"]),
+        (["--data.updates=null"], ["--data.updates null: it needs a value; give one, or leave it out for the default"]),
+        (["--data.train=null"], ["--data.train null: it needs a value"]),
+        (["--optimizer.lr=null"], ["--optimizer.lr null: it needs a value"]),
+        (["--policy.name=null"], ["--policy.name null: it needs a value"]),
+        (["--optimizer=torch.optim.LBFGS"], ["--optimizer LBFGS: it computes the loss again and again", "AdamW, SGD"]),
+        (["--optimizer=SparseAdam"], ["--optimizer SparseAdam: it takes sparse gradients", "choose AdamW"]),
+        (["--start="], ["--start '': name a policy, or leave it out"]),
     ],
 )
 def test_a_wrong_setting_is_one_short_line(tmp_path, capsys, words, told):
@@ -72,6 +89,27 @@ def test_a_wrong_setting_is_one_short_line(tmp_path, capsys, words, told):
     assert all(text in line for text in told)
     assert "Union" not in line and "class_path" not in line
     assert not run.exists()
+
+
+def test_a_run_folder_without_a_name_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([*BASE, "--run="]) == 2
+    assert capsys.readouterr().err == "rlvr-pl: --run '': name a folder, or leave it out\n"
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("owner", "may", "may_not"),
+    [
+        (RLVRModule, ["max_new_tokens", "max_grad_norm"], ["group_size", "uniform_update", "temperature"]),
+        (load_policy, ["dtype", "template", "peft"], ["name", "snapshots"]),
+        (torch.optim.AdamW, ["foreach", "fused"], ["lr", "betas", "eps"]),
+        (GRPO, ["kl", "entropy_bonus"], ["scale", "positive_weight"]),
+    ],
+)
+def test_what_may_be_null_is_what_the_signature_says(owner, may, may_not):
+    assert all(may_be_null(owner, name) for name in may)
+    assert not any(may_be_null(owner, name) for name in may_not)
 
 
 OBJECTIVE = """
@@ -500,6 +538,14 @@ def test_every_command_tells_of_an_unknown_flag_in_one_line(capsys, command):
             "data:\n  class_path: QuestionData\n  init_args:\n    updates: x\n",
             "c.yaml:4: data.updates: QuestionData: expected",
         ),
+        ("model: {group_size: null}\n", "c.yaml:1: model.group_size null: it needs a value"),
+        (
+            "seed: 1\ndata:\n  class_path: QuestionData\n  init_args:\n    updates:\n",
+            "c.yaml:5: data.updates null: it needs a value",
+        ),
+        ("# mine\noptimizer:\n", "c.yaml:2: optimizer: null; give it a value, or leave it out"),
+        ("seed: 1\noptimizer:\n", "c.yaml:2: optimizer null: a run needs one"),
+        ("seed: 1\nmodel:\n", "c.yaml:2: model: null; give it a value, or leave it out"),
         (
             "trainer:\n  callbacks:\n  - class_path: Nope\n",
             "c.yaml:2: trainer.callbacks Nope: no callback of that name",
