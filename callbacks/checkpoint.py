@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
@@ -14,6 +17,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from rlvr_pl.errors import UserError
+from rlvr_pl.mistakes import is_ours
 from rlvr_pl.records import PARTIAL, RunFolder, atomic_write_text, sha256_file
 
 CONTENT: dict[str, type] = {
@@ -26,6 +30,10 @@ CONTENT: dict[str, type] = {
     "rlvr": dict,
 }
 """What a checkpoint of a run holds; the precision and the data add their own."""
+
+
+AVERAGES = {"exp_avg", "exp_avg_sq", "momentum_buffer"}
+"""What torch's optimizers keep in the shape of the weight."""
 
 
 class CheckpointFile(TorchCheckpointIO):
@@ -74,6 +82,8 @@ class RunCheckpoint(Checkpoint):
 
     def save(self, trainer: Trainer, update: int) -> None:
         """Write the checkpoint of `update`, then its hash, then drop the oldest."""
+        for part in (*trainer.callbacks, cast("Any", trainer.lightning_module).objective):  # type: ignore[attr-defined]
+            check_state(part)
         folder = RunFolder.of(trainer).checkpoints
         folder.mkdir(parents=True, exist_ok=True)
         final = folder / f"update-{update:06d}.ckpt"
@@ -93,6 +103,27 @@ class RunCheckpoint(Checkpoint):
             old.unlink()
 
 
+def check_state(part: Any) -> None:
+    """UserError when the state of a callback or an objective of the user's is nothing that a checkpoint can keep and
+    give back."""
+    if is_ours(type(part)) or not (state := part.state_dict()):
+        return
+    file = io.BytesIO()
+    try:
+        torch.save(state, file)
+        file.seek(0)
+        torch.load(file, map_location="cpu", weights_only=True)
+    except (MemoryError, OSError):
+        raise
+    except Exception as error:  # pickle and torch raise many kinds
+        name, unknown = type(part).__name__, re.search(r"Unsupported \w+: GLOBAL ([\w.]+)", str(error))
+        what = f"{unknown[1]} is no plain data" if unknown else " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{name}.state_dict holds what a checkpoint cannot keep ({what}); keep numbers, strings, lists, dicts and "
+            "tensors"
+        ) from None
+
+
 def latest_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint whose content has the hash written beside it; damaged ones are set aside, with a
     message."""
@@ -106,8 +137,9 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return None
 
 
-def check_content(path: Path) -> None:
-    """UserError when a file is no checkpoint of a run although it has the hash written beside it."""
+def check_content(path: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> None:
+    """UserError when a file is no checkpoint of a run although it has the hash written beside it, or when a weight in
+    it has another shape than in `shapes`."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (MemoryError, OSError):
@@ -119,6 +151,28 @@ def check_content(path: Path) -> None:
             raise UserError(f"{path}: not a checkpoint of a run: it has no {name!r}")
         if not isinstance(content[name], kind):
             raise UserError(f"{path}: not a checkpoint of a run: {name!r} is no {kind.__name__}")
+    for name, shape in (shapes or {}).items():
+        found = getattr(content["state_dict"].get(name), "shape", shape)  # of an adapter's run it has a part alone
+        if tuple(found) != tuple(shape):
+            raise UserError(
+                f"{path}: not a checkpoint of this run: {name} has shape {tuple(found)}, the policy's {tuple(shape)}"
+            )
+    if shapes:
+        _check_averages(path, content["optimizer_states"], {tuple(shape) for shape in shapes.values()})
+
+
+def _check_averages(path: Path, optimizers: list[Any], known: set[tuple[int, ...]]) -> None:
+    try:
+        states = [state for optimizer in optimizers for state in optimizer["state"].values()]
+        found = [(name, tuple(state[name].shape)) for state in states for name in AVERAGES & state.keys()]
+    except (AttributeError, KeyError, TypeError):
+        raise UserError(f"{path}: not a checkpoint of a run: 'optimizer_states' has no state of an optimizer") from None
+    for name, shape in found:
+        if shape not in known:
+            raise UserError(
+                f"{path}: not a checkpoint of this run: the optimizer's {name} has shape {shape}, which no weight of "
+                "the policy has"
+            )
 
 
 def _is_whole(path: Path) -> bool:

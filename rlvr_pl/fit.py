@@ -23,7 +23,7 @@ from rlvr_pl.callbacks.checkpoint import check_content, latest_checkpoint
 from rlvr_pl.data.module import RunData
 from rlvr_pl.errors import RunFailure, UserError
 from rlvr_pl.launch import agreed
-from rlvr_pl.mistakes import accuse
+from rlvr_pl.mistakes import accuse, accuse_library
 from rlvr_pl.module import RLVRModule
 from rlvr_pl.objectives.base import check_weights
 from rlvr_pl.quiet import quiet_lightning
@@ -56,7 +56,7 @@ def fit(argv: Sequence[str]) -> int:
         check_objective(module, data)
         check_data(module, data)
         if cli.checkpoint is not None:
-            check_content(cli.checkpoint)
+            check_content(cli.checkpoint, {name: weight.shape for name, weight in module.state_dict().items()})
         first = cli.trainer.is_global_zero
         begun = first and not cli.config["overwrite"] and has_begun(cli.folder, cli.checkpoint)
         check_callbacks(cli.trainer, begun)
@@ -79,6 +79,7 @@ def fit(argv: Sequence[str]) -> int:
         except (Exception, SystemExit) as error:
             graders = [module.grader, *getattr(module.grader, "graders", ())]
             accuse(error, [module.objective, module.sampler, data, *graders, *cast("Any", cli.trainer).callbacks])
+            accuse_library(error, cli.trainer.loggers, cli.checkpoint)
             raise
         finally:
             if first:

@@ -141,6 +141,18 @@ def accuse(error: BaseException, parts: Sequence[Any]) -> None:
             raise UserError(f"{name} ({files[0]}): has no {error.name!r}; call super().__init__() first") from error
 
 
+def accuse_library(error: BaseException, loggers: Sequence[Any], checkpoint: Any) -> None:
+    """Raise a UserError for an error of a logger (no key, no server), or of what a checkpoint was to be put into."""
+    what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    for held in _holders(error):
+        if any(held is logger for logger in loggers):
+            raise UserError(f"trainer.logger {type(held).__name__}: {what}") from error
+    if any("restore" in frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)):
+        raise UserError(
+            f"{checkpoint}: does not fit this run ({what[:300]}); move it away to go on from the one before"
+        ) from error
+
+
 def _holders(error: BaseException) -> list[Any]:
     """The objects whose methods an error passed through, outermost first."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -179,9 +191,14 @@ def _made(error: BaseException) -> type | None:
     return None
 
 
+def is_ours(cls: type) -> bool:
+    """Whether a class is this package's, or of the libraries that it is made of."""
+    return cls.__module__.split(".")[0] in OURS
+
+
 def _own_file(cls: type) -> str | None:
     """The file of a class of the user's; None for other classes, and for one that was made in a notebook."""
-    if cls.__module__.split(".")[0] in OURS:
+    if is_ours(cls):
         return None
     return getattr(sys.modules.get(cls.__module__), "__file__", None)
 

@@ -387,6 +387,14 @@ class Collects(DamageStop):
         super().__init__()
         self.names = {"a"}
 
+class Lambda(UpdateCallback):
+    def state_dict(self):
+        return {"f": lambda: None}
+
+class Thing(UpdateCallback):
+    def state_dict(self):
+        return {"thing": Calm}
+
 class Three(DamageStop):
     def damage(self, window):
         return 3
@@ -394,6 +402,16 @@ class Three(DamageStop):
 class Yes(DamageStop):
     def damage(self, window):
         return True
+"""
+
+
+LOGGER = """
+from lightning.pytorch.loggers import CSVLogger
+
+class Keyless(CSVLogger):
+    @property
+    def experiment(self):
+        raise RuntimeError("no key;\\nlog in")
 """
 
 
@@ -405,6 +423,12 @@ def rules(tmp_path, monkeypatch):
     (tmp_path / "rules.py").write_text(RULES)
     yield tmp_path
     sys.modules.pop("rules", None)
+
+
+def forget(*modules: str) -> None:
+    """Have files of the user's read anew, as another process does."""
+    for name in modules:
+        sys.modules.pop(name, None)
 
 
 def told_by(capsys) -> str:
@@ -442,6 +466,26 @@ def test_a_rule_that_cannot_be_kept_is_refused_before_anything_is_written(rules,
     assert not (rules / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("Lambda", "Can't pickle local object 'Lambda.state_dict.<locals>.<lambda>'"),
+        ("Thing", "rules.Calm is no plain"),
+    ],
+)
+def test_a_state_that_no_checkpoint_can_keep_is_one_line(rules, capsys, name, what):
+    assert main([*BASE, "--run=run", f"--trainer.callbacks+=rules.{name}"]) == 2
+    told = told_by(capsys)
+    assert told.startswith(f"rlvr-pl: {name}.state_dict holds what a checkpoint cannot keep (") and what in told
+    assert not list((rules / "run" / "checkpoints").glob("*"))
+
+
+def test_a_logger_that_does_not_begin_is_one_line(rules, capsys):
+    (rules / "loggers.py").write_text(LOGGER)
+    assert main([*BASE, "--run=run", "--trainer.logger=loggers.Keyless", "--trainer.logger.save_dir=."]) == 2
+    assert told_by(capsys) == "rlvr-pl: trainer.logger Keyless: RuntimeError: no key; log in"
+
+
 def test_a_rule_may_change_until_an_update_is_done(rules, capsys):
     """Each of the two runs breaks off in update 1, the first before it is done, the second after."""
     words = [*BASE, "--data.updates=2", "--run=run", "--trainer.callbacks+=rules.Headed"]
@@ -452,14 +496,14 @@ def test_a_rule_may_change_until_an_update_is_done(rules, capsys):
         )
         run = [*words, f"--run={when}", "--trainer.callbacks+=breaks.Breaks"]
         assert main(run) == 2
-        sys.modules.pop("breaks"), sys.modules.pop("rules")
+        forget("breaks", "rules")
         (rules / "breaks.py").write_text("import lightning\n\nclass Breaks(lightning.Callback):\n    pass\n")
         (rules / "rules.py").write_text(RULES.replace("self.limit = 3", "self.limit = 4"))
         capsys.readouterr()
         assert main(run) == status
         said = capsys.readouterr().err
         assert ("this run began under another rule" in said) == (status == 2)
-        sys.modules.pop("breaks", None), sys.modules.pop("rules", None)
+        forget("breaks", "rules")
         (rules / "rules.py").write_text(RULES)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import resource
@@ -13,11 +14,13 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from rlvr_pl.callbacks.checkpoint import CheckpointFile
+from rlvr_pl.cli import main
 from rlvr_pl.policy import load_policy
 
 FAULTS = {
@@ -224,3 +227,50 @@ def test_ctrl_c_twice_ends_at_once(fit, small, outcome, undisturbed, tmp_path):
     assert last_line(done.stderr) == "rlvr-pl: ended at once; --resume goes on from the last checkpoint"
     assert fit(*words) == 0
     assert outcome(tmp_path / "r") == outcome(undisturbed)
+
+
+# ---- a checkpoint of another run -------------------------------------------------------------------------------------
+
+
+ENDS_EARLY = """
+from lightning.pytorch import Callback
+
+class EndsEarly(Callback):
+    def on_train_batch_end(self, trainer, module, *_):
+        trainer.should_stop = module.updates_done == 1
+"""
+
+
+def cut_short(content: dict[str, Any], kind: str) -> None:
+    """Take a row from one tensor of a checkpoint."""
+    place: Any = content["state_dict"]
+    if kind == "master":
+        place = content["BF16Precision"]["masters"]
+    elif kind == "optimizer":
+        place = next(iter(content["optimizer_states"][0]["state"].values()))
+    pairs = enumerate(place) if kind == "master" else list(place.items())
+    key = next(key for key, value in pairs if value.ndim == 2)
+    place[key] = place[key][:-1].clone()
+
+
+@pytest.mark.parametrize("kind", ["weight", "master", "optimizer"])
+def test_a_checkpoint_whose_tensors_have_another_shape_is_one_line(tmp_path, monkeypatch, capsys, kind):
+    """Its hash is right: somebody put it there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "ends_early.py").write_text(ENDS_EARLY)
+    words = ["fit", "--policy.name=embedded:start", "--data.updates=2", "--data.validation=null", "--run=run"]
+    words += ["--model.group_size=2", "--checkpoint.every_n_updates=1", "--precision.master_weights=true"]
+    words += ["--model.uniform_update=step", "--trainer.callbacks+=ends_early.EndsEarly"]
+    assert main(words) == 0
+    capsys.readouterr()
+    path = tmp_path / "run" / "checkpoints" / "update-000001.ckpt"
+    content = torch.load(path, weights_only=True)
+    cut_short(content, kind)
+    torch.save(content, path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    path.with_suffix(".json").write_text(json.dumps({"update": 1, "sha256": digest}))
+    assert main(["fit", "--resume=run"]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "continuing" not in line]
+    assert line.startswith("rlvr-pl: run/checkpoints/update-000001.ckpt: ") and len(line) < 500
+    assert "this run" in line
