@@ -12,6 +12,7 @@ import argparse
 import shutil
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,13 +49,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     if args.jobs < 1:
         raise UserError(f"--jobs {args.jobs}: must be at least 1")
-    from rlvr_pl.study.folder import StudyFolder
+    from rlvr_pl.study.folder import StudyFolder, evaluation_command
     from rlvr_pl.study.plan import find_study, read_study
     from rlvr_pl.study.resolve import make_plan
 
     study = read_study(find_study(args.file))
     folder = StudyFolder(args.out or Path("runs/studies") / study.name)
     plan = make_plan(study)
+    evaluation_command(study, _reference(plan), folder.start_items)  # refuses a start that could not be evaluated
+    if not args.overwrite:
+        folder.check(study, plan)
     if args.dry_run:
         return _dry_run(study, plan, folder)
     return _conduct(study, plan, folder, args)
@@ -67,7 +71,7 @@ def _conduct(study: Study, plan: Plan, folder: StudyFolder, args: argparse.Names
     if args.overwrite and folder.path.exists():
         _remove(folder)
     with locked(folder.path) as lock:
-        start = folder.evaluate_start(study, plan.settings[next(iter(plan.settings))])
+        start = folder.evaluate_start(study, _reference(plan))
         folder.freeze(study, plan, start)
         _say_what_is_fixed(folder)
         jobs = folder.jobs(study, plan, folder.criterion)
@@ -89,6 +93,11 @@ def _conduct(study: Study, plan: Plan, folder: StudyFolder, args: argparse.Names
         emit(result, args)
         raise SystemExit(1)
     return result
+
+
+def _reference(plan: Plan) -> Mapping[str, Any]:
+    """Settings of the first arm that `fit` trains; the start is evaluated under them."""
+    return next(iter(plan.settings.values()))
 
 
 def _remove(folder: StudyFolder) -> None:

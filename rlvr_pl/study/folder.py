@@ -18,14 +18,16 @@ from typing import Any
 from rlvr_pl.core.collapse import CollapseCriterion
 from rlvr_pl.errors import UserError
 from rlvr_pl.records import RunFolder, atomic_write_text, canonical_json
+from rlvr_pl.study import arm_settings
 from rlvr_pl.study.expect import Expectation, Judgement, read_expectation
 from rlvr_pl.study.outcome import Outcome, outcome, summarize
-from rlvr_pl.study.plan import START, Study, merge
+from rlvr_pl.study.plan import START, Arm, Study, merge
 from rlvr_pl.study.resolve import Plan
 from rlvr_pl.study.runner import ENTRY, Job
 
 FROZEN = "study.json"
 ITEMS = "start.jsonl"
+REMEDY = "Choose another --out, or pass --overwrite to begin again"
 GRADERS = {"MathGrader": "math", "ExactGrader": "exact", "SuppliedGrader": "supplied"}
 
 
@@ -43,14 +45,15 @@ class StudyFolder:
         content = self._files.read_json(FROZEN)
         if content is None:
             raise UserError(f"{self.path}: no study there ({FROZEN} is missing)")
-        if _sha256(content["frozen"]) != content["sha256"]:
+        recorded = [arm for arm in content["arms"].values() if "sha256" in arm]
+        if _sha256(content["frozen"]) != content["sha256"] or not all(map(arm_settings.intact, recorded)):
             raise UserError(f"{self.path / FROZEN}: what was fixed does not have the hash written beside it")
         return content
 
     @property
     def begun(self) -> bool:
         """Whether any run has begun."""
-        return any(self.path.glob("*/seed-*/run.json"))
+        return bool(arm_settings.begun_runs(self.path))
 
     @property
     def criterion(self) -> CollapseCriterion:
@@ -93,29 +96,69 @@ class StudyFolder:
         rows = [json.loads(line) for line in self.start_items.read_text(encoding="utf-8").splitlines()]
         return {**rows[0], "correct": sum(row["correct"] for row in rows[1:]), "n": len(rows) - 1}
 
+    def check(self, study: Study, plan: Plan, start: Mapping[str, Any] | None = None) -> None:
+        """Refuse what contradicts the runs that have begun here: a change in what was fixed or in the settings of an
+        arm with runs, and an arm or a seed with runs that is no longer named. Writes nothing.
+
+        `start` is what `evaluate_start` found; without it, the start's result counts as unchanged.
+        """
+        runs = arm_settings.begun_runs(self.path)
+        if not runs:
+            return
+        before = self.content if self._files.read_json(FROZEN) is not None else {"arms": {}}
+        if "frozen" in before:
+            old = before["frozen"]
+            as_before = {"checkpoint_sha256": old["start_sha256"], "correct": old["start_correct"], "n": old["n"]}
+            new = _frozen(study, plan, start or as_before)
+            changed = [k for k in new if old.get(k) != new[k]]
+            if changed:
+                raise UserError(
+                    f"{self.path}: {', '.join(changed)}: changed since this study began; what was fixed before update "
+                    f"1 stays fixed. {REMEDY}"
+                )
+        named = {arm.name: arm for arm in study.arms}
+        for name, seed in runs:
+            if name not in named or seed not in study.seeds:
+                what = f"seed {seed} of arm {name}" if name in named else f"arm {name}"
+                raise UserError(
+                    f"{self.path}: {what} has a run, and {study.path} no longer names it; what was run stays in the "
+                    f"study. Put it back. {REMEDY}"
+                )
+            arm = named[name]
+            self._check_arm(
+                arm, plan.settings.get(name), study.settings(arm), before["arms"].get(name), self.run(name, seed)
+            )
+
+    def _check_arm(
+        self,
+        arm: Arm,
+        settings: Mapping[str, Any] | None,
+        said: Mapping[str, Any],
+        before: Mapping[str, Any] | None,
+        run: Path,
+    ) -> None:
+        """Refuse other settings than the study wrote down for this arm, and than its run did."""
+        now = arm_settings.record(arm, settings)
+        found = arm_settings.changed_commands(before["commands"], now["commands"]) if before else []
+        if now["settings"] is not None:
+            for old in ((before or {}).get("settings"), arm_settings.of_run(run)):
+                found = found or ([] if old is None else arm_settings.changed(old, now["settings"], said))
+        if found:
+            raise UserError(
+                f"{self.path}: arm {arm.name} has a run ({run.name}) under other settings: "
+                f"{arm_settings.words(found)}; an arm with runs keeps its settings. Give the new ones another name. "
+                f"{REMEDY}"
+            )
+
     def freeze(self, study: Study, plan: Plan, start: Mapping[str, Any]) -> None:
-        """Write down what is fixed, with its hash. Once a run has begun it can be read but not changed."""
-        criterion = study.rule.criterion(start["correct"])
-        frozen = {
-            "start": study.start,
-            "start_sha256": start["checkpoint_sha256"],
-            "start_correct": start["correct"],
-            "n": start["n"],
-            "order_sha256": plan.order_sha256,
-            "criterion": asdict(criterion),
-            "criterion_sha256": criterion.sha256,
-            "expectations": [dict(e.row) for e in study.expectations],
-        }
+        """Write down what is fixed, with its hash, and every arm's settings with theirs. Once a run has begun, what
+        `check` refuses is not changed."""
+        self.check(study, plan, start)
+        frozen = _frozen(study, plan, start)
         before = self._files.read_json(FROZEN)
         at = time.strftime("%Y-%m-%dT%H:%M:%S")
         if before is not None and before["frozen"] == frozen:
             at = before["frozen_at"]
-        elif before is not None and self.begun:
-            changed = [k for k in frozen if before["frozen"].get(k) != frozen[k]]
-            raise UserError(
-                f"{self.path}: {', '.join(changed)}: changed since this study began; what was fixed before update 1 "
-                "stays fixed. Choose another --out, or pass --overwrite to begin again"
-            )
         content = {
             "name": study.name,
             "about": study.about,
@@ -125,7 +168,10 @@ class StudyFolder:
             "frozen": frozen,
             "seeds": list(study.seeds),
             "arms": {
-                arm.name: {"commands": list(arm.commands), "differences": plan.differences.get(arm.name, {})}
+                arm.name: {
+                    **arm_settings.record(arm, plan.settings.get(arm.name)),
+                    "differences": plan.differences.get(arm.name, {}),
+                }
                 for arm in study.arms
             },
             "plan": {"updates": plan.updates, "rollouts": plan.rollouts, "cap": plan.cap},
@@ -159,7 +205,7 @@ class StudyFolder:
     @cached_property
     def outcomes(self) -> dict[str, list[Outcome]]:
         """The finished runs of each arm, by seed, and the start under its own name. Raises UserError for a run that
-        began from other weights or saw another order than the study's."""
+        began from other weights, saw another order or was trained under other settings than the study's."""
         frozen, criterion = self.content["frozen"], self.criterion
         found: dict[str, list[Outcome]] = {START: [Outcome(START, 0, None, self.start_items, criterion)]}
         for arm in self.arms:
@@ -168,6 +214,7 @@ class StudyFolder:
             if not self.content["arms"][arm]["commands"]:
                 for run in found[arm]:
                     _check_hashes(run, frozen)
+                    _check_settings(run, self.content["arms"][arm].get("settings"))
         return found
 
     def judgements(self) -> list[tuple[Expectation, Judgement]]:
@@ -248,6 +295,30 @@ def _check_hashes(run: Outcome, frozen: Mapping[str, Any]) -> None:
             raise UserError(
                 f"{run.folder}: not matched: its {name} is {state[name][:12]}, the study's is {frozen[name][:12]}"
             )
+
+
+def _check_settings(run: Outcome, settings: Mapping[str, Any] | None) -> None:
+    assert run.folder is not None
+    own = arm_settings.of_run(run.folder)
+    if settings is None or own is None:
+        return
+    for name, its, said in arm_settings.changed(own, settings)[:1]:
+        raise UserError(f"{run.folder}: not matched: its {name} is {its}, the study's is {said}")
+
+
+def _frozen(study: Study, plan: Plan, start: Mapping[str, Any]) -> dict[str, Any]:
+    """What a study fixes before update 1."""
+    criterion = study.rule.criterion(start["correct"])
+    return {
+        "start": study.start,
+        "start_sha256": start["checkpoint_sha256"],
+        "start_correct": start["correct"],
+        "n": start["n"],
+        "order_sha256": plan.order_sha256,
+        "criterion": asdict(criterion),
+        "criterion_sha256": criterion.sha256,
+        "expectations": [dict(e.row) for e in study.expectations],
+    }
 
 
 def _filled(word: str, words: Mapping[str, str]) -> str:
