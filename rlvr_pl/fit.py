@@ -224,7 +224,13 @@ class Run:
         if self.state != "finished":
             return f"rlvr-pl: stopped after {count}{right}; continue with --resume {path}"
         why = " (stopped by its damage rule)" if module.stopped_by == "damage" else ""
-        return f"rlvr-pl: finished after {count}{why}{right}; policy in {path}/snapshots/final"
+        none = "; no rollout of it was graded (every reward is null)" if self._ungraded() else ""
+        return f"rlvr-pl: finished after {count}{why}{right}{none}; policy in {path}/snapshots/final"
+
+    def _ungraded(self) -> bool:
+        """Whether no update of the run had a reward, by its own records."""
+        rewards = [row.get("reward") for row in self.folder.table("metrics.csv").rows()]
+        return bool(rewards) and all(reward in ("", "nan") for reward in rewards)
 
     def _write(self, state: str) -> None:
         before = self.folder.read_json("run.json") or {}

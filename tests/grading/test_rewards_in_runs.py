@@ -95,3 +95,12 @@ def test_a_failing_reward_is_one_line_and_the_run_is_stopped(folder, capsys):
     assert last.startswith("rlvr-pl: reward function run_rewards.py:fails: raised KeyError: 'none' (")
     assert last.endswith("run_rewards.py:4)")
     assert json.loads((folder / "r" / "run.json").read_text())["state"] == "stopped"
+
+
+@pytest.mark.parametrize(("reward", "ungraded"), [("unscored", True), ("one", False)])
+def test_a_run_without_a_single_reward_does_not_end_as_a_plain_success(folder, capsys, reward, ungraded):
+    words = ["--grader=FunctionGrader", f"--grader.path=run_rewards.py:{reward}", "--run=r"]
+    assert main([*WORDS, *words]) == 0
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("rlvr-pl: finished after 1 of 1 updates")
+    assert ("no rollout of it was graded (every reward is null)" in last) == ungraded
