@@ -15,12 +15,17 @@ from rlvr_pl.text_file import refuse_devices
 MAX_BYTES = 4 * 2**20
 """A longer file is refused: settings are written by hand."""
 
+MAX_VALUES = 100_000
+"""Values that aliases may add to those that are written: a few lines of aliases of aliases can stand for more than a
+machine holds."""
+
 
 def read_config(path: str | PathLike[str]) -> dict[str, Any]:
     """The mapping in a YAML file of plain data.
 
     Raises UserError for a file that cannot be read, is empty, too long, not UTF-8 or not YAML, holds control
-    characters, tags or another value than a mapping, or says a key twice in one mapping.
+    characters, tags or another value than a mapping, says a key twice in one mapping, or has aliases that hold themselves
+    or stand for more than `MAX_VALUES`.
     """
     path = Path(path)
     refuse_devices(path)
@@ -70,8 +75,42 @@ def _value(node: yaml.Node | None, key: str) -> tuple[yaml.Node, yaml.Node] | No
     return next(((k, v) for k, v in pairs if k.value == key), None)
 
 
+def _below(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else []
+
+
+def _refuse_aliases(root: yaml.Node) -> None:
+    """A mistake in the first anchor, from below, that holds itself, or whose aliases stand for more than `MAX_VALUES` values."""
+    sizes: dict[int, int | None] = {}  # of every node with all below it, aliases written out; None while inside it
+
+    def size(node: yaml.Node) -> int:
+        known = sizes.get(id(node), 0)
+        if known is None:
+            raise yaml.constructor.ConstructorError(None, None, "an alias that stands inside itself", node.start_mark)
+        if known:
+            return known
+        sizes[id(node)] = None
+        total = 1 + sum(map(size, _below(node)))
+        if total - len(sizes) > MAX_VALUES:  # a long file without aliases is as long as it is
+            problem = f"aliases here stand for more than {MAX_VALUES:,} values"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        sizes[id(node)] = total
+        return total
+
+    size(root)
+
+
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Plain data only; a key said twice is a mistake, of which the parser would silently take the last."""
+
+    def get_single_data(self) -> Any:
+        node = self.get_single_node()
+        if node is None:
+            return None
+        _refuse_aliases(node)
+        return self.construct_document(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: dict[str, int] = {}

@@ -58,6 +58,8 @@ from rlvr_pl.update import (
     update_once,
 )
 
+MAX_GROUP_SIZE = 10**5
+
 
 class RLVRModule(LightningModule):
     """Samples, grades, weighs and learns from one batch of questions an update.
@@ -122,6 +124,8 @@ class RLVRModule(LightningModule):
         ):
             if value is not None and value < 1:
                 raise UserError(f"model.{name} is {value}: it must be at least 1")
+        if group_size > MAX_GROUP_SIZE:
+            raise UserError(f"model.group_size is {group_size}: it must be at most {MAX_GROUP_SIZE:,}")
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise UserError(f"model.max_grad_norm is {max_grad_norm}: it must be above 0, or null for no clipping")
         if temperature <= 0 or not 0 < top_p <= 1:

@@ -14,6 +14,9 @@ from rlvr_pl.configs import find_config
 from rlvr_pl.errors import UserError
 
 GOOD = b"data:\n  updates: 3\n"
+# the list of line 1 has 10 values and itself, 11; that of line 2 ten such and itself, 111; that of line 5 has 111,111
+BOMB = b"a0: &a0 [" + b"x," * 10 + b"]\n"
+BOMB += b"".join(b"a%d: &a%d [%s]\n" % (n, n, b"*a%d," % (n - 1) * 10) for n in range(1, 9))
 
 
 def message(path: Path) -> str:
@@ -51,12 +54,21 @@ def test_byte_order_marks_line_endings_and_comments_are_fine(tmp_path, content):
         (b"a: 2024-99-99\n", "c.yaml: not YAML"),
         (b"a: " + b"[" * 5000, "c.yaml"),
         (b"a: 1\n" + b"#" * MAX_BYTES, "c.yaml: longer than 4 MB"),
+        (b"a: 1\nx: &x [*x]\n", "c.yaml:2: not YAML: an alias that stands inside itself"),
+        (b"x: &x {y: {z: *x}}\n", "c.yaml:1: not YAML: an alias that stands inside itself"),
+        (BOMB, "c.yaml:5: not YAML: aliases here stand for more than 100,000 values"),
     ],
-    ids=range(16),
+    ids=range(19),
 )
 def test_each_fault_is_one_line(tmp_path, content, words):
     (tmp_path / "c.yaml").write_bytes(content)
     assert words in message(tmp_path / "c.yaml")
+
+
+def test_aliases_and_long_lists_are_fine(tmp_path):
+    (tmp_path / "c.yaml").write_text(f"a: &a [1, 2]\nb: {{x: *a, y: *a}}\nc: {list(range(110_000))}\n")
+    read = read_config(tmp_path / "c.yaml")
+    assert read["b"] == {"x": [1, 2], "y": [1, 2]} and len(read["c"]) == 110_000
 
 
 def test_what_is_no_file(tmp_path):

@@ -79,6 +79,12 @@ def test_errors_are_worded():
         (["--policy.name=null"], ["--policy.name null: it needs a value"]),
         (["--optimizer=torch.optim.LBFGS"], ["--optimizer LBFGS: it computes the loss again and again", "AdamW, SGD"]),
         (["--optimizer=SparseAdam"], ["--optimizer SparseAdam: it takes sparse gradients", "choose AdamW"]),
+        (
+            ["--data.updates=99999999999999999999"],
+            ["data.updates is 99999999999999999999: it must be at most 10,000,000"],
+        ),
+        (["--data.questions_per_update=9999999999"], ["data.questions_per_update is 9999999999: it must be at most"]),
+        (["--model.group_size=9999999999"], ["model.group_size is 9999999999: it must be at most 100,000"]),
         (["--start="], ["--start '': name a policy, or leave it out"]),
     ],
 )

@@ -71,7 +71,8 @@ class RunData(LightningDataModule):
     validation_batch: int
 
     def planned_questions(self) -> Iterator[Question]:
-        """Every question that the run will ask, validation included; for checks before it starts."""
+        """Every question that the run will ask, validation included, some more than once; for checks before it
+        starts."""
         yield from self.validation
 
     def check(self, policy: Policy) -> None:
@@ -101,12 +102,23 @@ class RunData(LightningDataModule):
             )
 
 
+MAX_UPDATES = 10**7
+"""A run of one update a second would take four months."""
+MAX_QUESTIONS_PER_UPDATE = 10**6
+
+
 def check_counts(updates: int, questions_per_update: int) -> None:
-    """Raise UserError unless both are at least 1."""
+    """Raise UserError unless both are at least 1, and no more than anyone can mean."""
     if updates < 1 or questions_per_update < 1:
         raise UserError(
             f"data.updates is {updates}, data.questions_per_update {questions_per_update}: both must be at least 1"
         )
+    for name, value, most in (
+        ("updates", updates, MAX_UPDATES),
+        ("questions_per_update", questions_per_update, MAX_QUESTIONS_PER_UPDATE),
+    ):
+        if value > most:
+            raise UserError(f"data.{name} is {value}: it must be at most {most:,}")
 
 
 class QuestionData(RunData):
@@ -171,6 +183,6 @@ class QuestionData(RunData):
         self.validation = load_questions(validation, split=validation_split, **how) if validation else ()
 
     def planned_questions(self) -> Iterator[Question]:
-        for update in range(1, self.updates + 1):
+        for update in range(1, min(self.updates, self.schedule.updates_of_all) + 1):
             yield from self.schedule.batch(update)
         yield from self.validation

@@ -66,6 +66,12 @@ class QuestionSchedule:
         size = len(self.questions)
         return [self._at(place // size, place % size) for place in range(first, first + self.per_update)]
 
+    @property
+    def updates_of_all(self) -> int:
+        """So many updates have asked every question at least once: they reach the end of the second pass, for the first
+        begins at `start`."""
+        return -(-(2 * len(self.questions) - self.start) // self.per_update)
+
     @functools.cached_property
     def sha256(self) -> str:
         """Of everything that decides which question comes when, texts and golds included: the identity of the data."""

@@ -103,3 +103,9 @@ def test_resume_other_data():
     assert len({same, *(x.sha256 for x in others)}) == 8
     order = ["q2", "q1"]
     assert QuestionSchedule(pool(6), 2, order=order, seed=1).sha256 == QuestionSchedule(pool(4), 2, order=order).sha256
+
+
+@given(st.integers(1, 9), st.integers(1, 12), st.data())
+def test_so_many_updates_have_asked_every_question(n, per_update, data):
+    schedule = QuestionSchedule(pool(n), per_update, start=data.draw(st.integers(0, n - 1)))
+    assert set(uids(schedule, 1, schedule.updates_of_all)) == {q.uid for q in pool(n)}
