@@ -6,6 +6,7 @@ completion positions of some rows of an update; padding may hold anything, NaN i
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -30,7 +31,7 @@ class KLPenalty:
     with advantage 0 are not. With x = log start - log policy (arXiv:2402.03300, eq. 4; Schulman 2020):
 
     Args:
-        coefficient: beta.
+        coefficient: beta, at least 0.
         estimator: "k1" -x (unbiased, signed), "k2" x^2/2 (biased, its gradient is that of the KL on policy),
             "k3" exp(x) - x - 1 (unbiased, at least 0).
         importance_weighted: multiply by the probability ratio u, which makes the gradient that of the KL itself.
@@ -43,6 +44,8 @@ class KLPenalty:
 
     def __post_init__(self) -> None:
         check_choice("estimator", self.estimator, Estimator)
+        if not 0 <= self.coefficient < math.inf:
+            raise ValueError(f"coefficient={self.coefficient}: must be at least 0 (it holds the policy to its start)")
 
     def loss(self, logprobs: Tensor, ratio: Tensor, factor: Tensor, batch: RolloutBatch) -> Tensor:
         """The sum over the rows. `factor` [n, t]: the weight of each token at advantage 1; `ratio` [n, t]: u."""

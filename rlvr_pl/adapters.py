@@ -74,7 +74,13 @@ def _config(peft: Any, settings: Mapping[str, Any]) -> Any:
     if unknown := sorted(set(fields) - set(cls.__dataclass_fields__)):
         raise UserError(f"policy.peft: {cls.__name__} has no field {', '.join(unknown)}")
     if wet := [name for name, value in fields.items() if "dropout" in name and value]:
-        raise UserError(f"policy.peft.{wet[0]}: must be 0: two passes over the same tokens have to agree")
+        raise UserError(
+            f"policy.peft.{wet[0]} is {fields[wet[0]]!r}: it must be 0: two passes over the same tokens have to agree"
+        )
+    for name, value in fields.items():
+        usual = cls.__dataclass_fields__[name].default
+        if type(usual) in (int, float) and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise UserError(f"policy.peft.{name} is {value!r}: it must be a number; {cls.__name__}'s own is {usual}")
     if "target_modules" in cls.__dataclass_fields__:
         fields.setdefault("target_modules", "all-linear")
     try:

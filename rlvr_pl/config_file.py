@@ -24,8 +24,8 @@ def read_config(path: str | PathLike[str]) -> dict[str, Any]:
     """The mapping in a YAML file of plain data.
 
     Raises UserError for a file that cannot be read, is empty, too long, not UTF-8 or not YAML, holds control
-    characters, tags or another value than a mapping, says a key twice in one mapping, or has aliases that hold themselves
-    or stand for more than `MAX_VALUES`.
+    characters, tags or another value than a mapping, says a key twice in one mapping, or has aliases that stand inside
+    themselves or for more than `MAX_VALUES`.
     """
     path = Path(path)
     refuse_devices(path)
@@ -82,7 +82,7 @@ def _below(node: yaml.Node) -> list[yaml.Node]:
 
 
 def _refuse_aliases(root: yaml.Node) -> None:
-    """A mistake in the first anchor, from below, that holds itself, or whose aliases stand for more than `MAX_VALUES` values."""
+    """A mistake at the first value, from below, that holds itself or whose aliases stand for more than `MAX_VALUES`."""
     sizes: dict[int, int | None] = {}  # of every node with all below it, aliases written out; None while inside it
 
     def size(node: yaml.Node) -> int:

@@ -15,6 +15,16 @@ from rlvr_pl.errors import UserError
 OURS = ("rlvr_pl", "lightning", "torch", "builtins")
 # of a config file, on the command line the parser calls it unrecognized
 _UNKNOWN = re.compile(r"(?:Group '(?P<group>[\w.]+)' does not accept option|Option) '(?P<name>[^']+)'")
+_REFUSAL = re.compile(r"[a-z_]+(?:\.[a-z_]+)+: ")
+# Classes that a slot's base also has, and no run can use.
+UNFIT = (
+    "AcceleratedOptimizer",
+    "DummyLogger",
+    "LBFGS",
+    "MegatronLMOptimizerWrapper",
+    "ReduceLROnPlateau",
+    "SparseAdam",
+)
 NOISE = (
     "Does not validate", "Subtypes:", "Subclass types expect", "Errors:", "Expected a <class 'NoneType'>",
     "Given value", "Parser key", "Not a valid subclass", "a class path (str)", "a dict with", "a dict without",
@@ -45,7 +55,12 @@ def worded(message: str, slots: Mapping[str, type]) -> str:
         return f"--{absent[1]} null: it needs a value; give one, or leave it out for the default"
     key = key_of(message)
     slot = next((name for name in slots if key == name or key.startswith(f"{name}.")), None)
-    return _no_such_class(message, slot, slots) or _no_such_setting(message) or _plain(message, key)
+    return (
+        _no_such_class(message, slot, slots)
+        or _no_such_setting(message)
+        or _setting_missing(message, key)
+        or _plain(message, key)
+    )
 
 
 def key_of(message: str) -> str:
@@ -60,8 +75,10 @@ def _no_such_class(message: str, slot: str | None, slots: Mapping[str, type]) ->
     unknown = re.search(r"Expected a dot import path string: (.*)", message)
     if slot is None or unknown is None or "Problem with given class_path" in message:
         return None
-    known = known_classes(slots[slot]).items()
-    names = ", ".join(name for name, cls in known if not cls.__module__.startswith("lightning."))
+    base = slots[slot]
+    known = [(name, cls) for name, cls in known_classes(base).items() if not name.startswith("_") and name not in UNFIT]
+    own = base.__name__ == "Callback"  # of Lightning's own callbacks a run takes few
+    names = ", ".join(name for name, cls in known if not (own and cls.__module__.startswith("lightning.")))
     what = slot.rpartition(".")[2].removesuffix("s")
     return f"--{slot} {unknown[1]}: no {what} of that name; there are {names}, or give an import path"
 
@@ -88,6 +105,17 @@ def _no_such_setting(message: str) -> str | None:
     return f"{text}; it takes {', '.join(takes) or 'none'}"
 
 
+def _setting_missing(message: str, key: str) -> str | None:
+    """What a class that was named needs to be told, and how."""
+    match = re.search(
+        r"Problem with given class_path '(?:\w+\.)*(\w+)':\s+the following arguments are required: ([\w, ]+)", message
+    )
+    if match is None or not key:
+        return None
+    names = match[2].strip().split(", ")
+    return f"--{key} {match[1]}: needs {', '.join(names)}; add {' '.join(f'--{key}.{name}=...' for name in names)}"
+
+
 def _settings(cls: type) -> list[str]:
     """The arguments of a class, those that it hands on to its bases by ``**kwargs`` included."""
     names: dict[str, None] = {}
@@ -106,6 +134,8 @@ def _plain(message: str, key: str) -> str:
     told = [x for x in lines if x and not x.startswith(NOISE) and "either not accessible or invalid" not in x]
     if any(x.startswith("Expected a ") and "import path" not in x for x in told):
         told = [x for x in told if "import path" not in x]
+    if own := [x for x in told if _REFUSAL.match(x)]:  # a class's own, among the complaints of the other types
+        told = [x.removeprefix(f"{key}: ") for x in own]
     text = " ".join(dict.fromkeys(told)) or " ".join(x for x in lines if x)
     text = re.sub(r"Problem with given class_path '(?:\w+\.)*(\w+)':", r"\1:", text)
     text = re.sub(r"typing\.Literal(\[[^]]*\])", r"one of \1", text).replace("<class '", "").replace("'>", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,7 +19,7 @@ from jsonargparse import (
 )
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
 from lightning.pytorch.strategies import ModelParallelStrategy
 
@@ -61,6 +62,14 @@ PROFILERS: dict[str, Callable[..., Any]] = {
 }
 
 
+# Settings that name a class, in whose mistakes the known ones are listed.
+CLASSES = {
+    **SLOTS,
+    "optimizer": torch.optim.Optimizer,
+    "lr_scheduler": torch.optim.lr_scheduler.LRScheduler,
+    "trainer.logger": Logger,
+    "trainer.callbacks": Callback,
+}
 # Where loggers write unless told otherwise: not in the current folder, but in the run's.
 NOWHERE = (None, ".", "./mlruns")
 
@@ -106,7 +115,7 @@ class FitCLI(LightningCLI):
         try:
             super().parse_arguments(parser, args)
         except (ArgumentError, UnicodeDecodeError) as error:
-            text = worded(str(error), {**SLOTS, "trainer.callbacks": Callback})
+            text = worded(str(error), CLASSES)
             help_ = "; see rlvr-pl fit --help" if text.startswith(("unrecognized arguments", "argument ")) else ""
             raise UserError(self._located(text, key_of(str(error))) + help_) from None
         except SystemExit as stop:
@@ -213,7 +222,13 @@ class FitCLI(LightningCLI):
         silent = self.config.trainer.enable_progress_bar is False
         # the progress callback stands; it is told to say nothing
         self.config_init["trainer"]["enable_progress_bar"] = True
-        trainer = super().instantiate_trainer(plugins=[self.config_init["precision"]], **kwargs)
+        try:
+            trainer = super().instantiate_trainer(plugins=[self.config_init["precision"]], **kwargs)
+        except RuntimeError as error:
+            if twice := re.search(r"more than one stateful callback of type `(\w+)`", str(error)):
+                text = f"--trainer.callbacks: {twice[1]} is there twice; leave one of the two out"
+                raise UserError(self._located(text, "trainer.callbacks")) from None
+            raise
         watch_engine(trainer, self.config_init["sampler"])
         check_strategy(trainer.strategy, self.config_init["policy"])
         self.config_init["sampler"].check_ranks(trainer.world_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ def load_function(path: str, what: str) -> Callable[..., Any]:
     where, _, name = path.rpartition(":") if ":" in path else path.rpartition(".")
     if not where or not name:
         raise UserError(f"{what} {path!r}: write package.module:function or file.py:function")
+    if Path(path).suffix == ".py" and Path(path).is_file():
+        raise UserError(f"{what} {path}: names a file and no function in it; write {path}:FUNCTION")
+    if not where.endswith(".py") and (os.sep in where or Path(where).is_file()):
+        raise UserError(f"{what} {path}: {where} is no Python file; write file.py:function or package.module:function")
     try:
         if where.endswith(".py"):
             spec = importlib.util.spec_from_file_location(Path(where).stem, where)

@@ -112,7 +112,8 @@ def test_an_adapter_folder_is_one_for_peft_and_transformers(tmp_path):
     ("settings", "message"),
     [
         ({"rank": 4}, "LoraConfig has no field rank"),
-        ({"lora_dropout": 0.1}, "lora_dropout: must be 0"),
+        ({"lora_dropout": 0.1}, "lora_dropout is 0.1: it must be 0"),
+        ({"lora_alpha": "x"}, "policy.peft.lora_alpha is 'x': it must be a number; LoraConfig's own is 8"),
         ({"peft_type": "NOPE"}, "no peft_type 'NOPE'"),
         ({"peft_type": "PREFIX_TUNING"}, "virtual tokens"),
         ({"target_modules": ["nowhere"]}, "nowhere"),
