@@ -22,7 +22,7 @@ from rlvr_pl.callbacks.base import UpdateCallback
 from rlvr_pl.callbacks.checkpoint import check_content, latest_checkpoint
 from rlvr_pl.data.module import RunData
 from rlvr_pl.errors import RunFailure, UserError
-from rlvr_pl.launch import agreed
+from rlvr_pl.launch import agreed, rank_lost, said_once
 from rlvr_pl.mistakes import accuse, accuse_library
 from rlvr_pl.module import RLVRModule
 from rlvr_pl.objectives.base import check_weights
@@ -45,7 +45,7 @@ PACKAGES = ("torch", "lightning", "transformers", "math-verify", "numpy")
 
 def fit(argv: Sequence[str]) -> int:
     """Run ``rlvr-pl fit`` with these arguments and return the exit status. A user's mistake raises `UserError`."""
-    with quiet_lightning():
+    with quiet_lightning(), said_once():
         words = _expand_resume(list(argv))
         notes: list[str] = []  # said once no mistake was found
         cli = FitCLI(
@@ -77,6 +77,11 @@ def fit(argv: Sequence[str]) -> int:
                 f"{module.updates_done}; once this is mended, continue it with --resume {run.folder.path}"
             ) from error
         except (Exception, SystemExit) as error:
+            if rank_lost(error):
+                raise RunFailure(
+                    f"another process of this run ended (killed, or its machine lost); the run ended after update "
+                    f"{module.updates_done}; continue it with --resume {run.folder.path}"
+                ) from error
             graders = [module.grader, *getattr(module.grader, "graders", ())]
             accuse(error, [module.objective, module.sampler, data, *graders, *cast("Any", cli.trainer).callbacks])
             accuse_library(error, cli.trainer.loggers, cli.checkpoint)

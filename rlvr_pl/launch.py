@@ -7,16 +7,19 @@ Only rank 0 may look at the run folder and decide whether the run begins, goes o
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import torch.distributed as dist
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from rlvr_pl.errors import UserError
+from rlvr_pl.errors import RunFailure, UserError
 from rlvr_pl.records import RunFolder
 
 Settled = tuple[RunFolder, Path | None]
@@ -43,6 +46,48 @@ def agreed(settle: Callable[[], Settled]) -> Settled:
 def launched_by() -> ClusterEnvironment | None:
     """torchrun or SLURM, if one of them started this process."""
     return next((kind() for kind in (TorchElasticEnvironment, SLURMEnvironment) if kind.detect()), None)
+
+
+@contextmanager
+def said_once() -> Iterator[None]:
+    """Of the ranks that meet the same mistake, or the end of the rank that met it, the first says so; the others end
+    with its status and without a word."""
+    try:
+        yield
+    except (UserError, RunFailure) as error:
+        said = _said_before(2 if isinstance(error, UserError) else 1)
+        if said is None:
+            raise
+        raise SystemExit(said) from None
+
+
+def rank_lost(error: BaseException) -> bool:
+    """Whether an error is that another rank is there no more."""
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "closed by peer"))
+    )
+
+
+def _said_before(status: int) -> int | None:
+    """The status with which another rank has ended after saying why; None if none has, and this one is to say it."""
+    store, rank = _store()
+    if store is None:
+        return None
+    try:
+        first = store.compare_set("said", "", f"{rank} {status}").decode().split()
+    except RuntimeError:  # rank 0, which keeps the store, has ended
+        return status
+    return None if int(first[0]) == rank else int(first[1])
+
+
+def _store() -> tuple[Any, int]:
+    """What all ranks of this run can read and write, and this one's number; None for a process alone."""
+    cluster = launched_by()
+    if cluster is not None and cluster.world_size() > 1 and _stores:
+        return _stores[-1], cluster.global_rank()
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return dist.distributed_c10d._get_default_store(), dist.get_rank()
+    return None, 0
 
 
 def _over_the_network(cluster: ClusterEnvironment, settle: Callable[[], Settled]) -> Settled:

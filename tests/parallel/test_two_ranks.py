@@ -286,6 +286,54 @@ def read_lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+FAULTS = """
+import os
+import signal
+
+from rlvr_pl.callbacks import UpdateCallback
+
+class Both(UpdateCallback):
+    def after_update(self, trainer, module, report):
+        raise ValueError("no")
+
+class Second(UpdateCallback):
+    def after_update(self, trainer, module, report):
+        if trainer.global_rank == 1:
+            raise ValueError("no")
+
+class Killed(UpdateCallback):
+    def after_update(self, trainer, module, report):
+        if trainer.global_rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "status", "told"),
+    [
+        ("Both", 2, "Both ({file}:9, in after_update): ValueError: no"),
+        ("Second", 2, "Second ({file}:14, in after_update): ValueError: no"),
+        (
+            "Killed",
+            1,
+            "another process of this run ended (killed, or its machine lost); the run ended after update 1; continue "
+            "it with --resume run",
+        ),
+    ],
+)
+def test_what_ends_a_run_of_two_ranks_is_said_once(here, name, status, told):
+    (here / "faults.py").write_text(FAULTS)
+    (here / "command.py").write_text("from rlvr_pl.cli import entry; entry()\n")  # the second rank runs it by its name
+    words = [*WORDS, "--trainer.devices=2", "--trainer.strategy=ddp", f"--trainer.callbacks+=faults.{name}"]
+    where = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "command.py", *words, "--run=run"]
+    done = subprocess.run(command, env={**os.environ, **where}, capture_output=True, text=True, check=False)
+    assert done.returncode == status
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("update ")]
+    assert lines == ["rlvr-pl: " + told.format(file=here / "faults.py")]
+
+
 @pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_notebook"])
 def test_a_strategy_that_is_not_supported_is_refused(tmp_path, monkeypatch, capsys, strategy):
     monkeypatch.chdir(tmp_path)
