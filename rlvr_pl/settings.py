@@ -198,6 +198,7 @@ class FitCLI(LightningCLI):
             if found is None:
                 raise
             raise found from error
+        self.notes += self.datamodule.notes()
 
     @staticmethod
     def configure_optimizers(lightning_module: Any, optimizer: Any, lr_scheduler: Any = None) -> Any:

@@ -150,6 +150,39 @@ def test_what_may_be_null_is_what_the_signature_says(owner, may, may_not):
     assert not any(may_be_null(owner, name) for name in may_not)
 
 
+def rows(path, problem, answer, first, count):
+    """A file of questions in the words of the embedded policies, under these column names."""
+    asked = "How many tickets from 04:15 forward to 05:45 by 45min?"
+    lines = ({"uid": f"{path.stem}{i}", problem: asked, answer: str(i)} for i in range(first, first + count))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_validation_that_asks_training_questions_is_said_once_and_may_have_columns_of_its_own(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    rows(tmp_path / "train.jsonl", "q", "a", 0, 4)
+    rows(tmp_path / "held.jsonl", "prompt", "gold", 2, 3)
+    words = ["fit", "--data.train=train.jsonl", "--data.validation=held.jsonl", "--data.updates=1"]
+    words += ["--model.group_size=2", "--run=run", "--data.columns.problem=q", "--data.columns.answer=a"]
+    assert main(words) == 2
+    told = "held.jsonl:1: no column 'a'; there are 'uid', 'prompt', 'gold'; name yours with --data.validation_columns.a"
+    assert capsys.readouterr().err == f"rlvr-pl: {told}nswer=NAME\n"
+    assert not (tmp_path / "run").exists()
+    words += ["--data.validation_columns.problem=prompt", "--data.validation_columns.answer=gold"]
+    assert main(words) == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "data.validation" in line]
+    assert line.startswith("rlvr-pl: data.validation: 2 of its 3 questions are training questions too")
+
+
+def test_evaluate_names_its_own_flag_for_a_column_of_another_name(tmp_path, capsys):
+    rows(tmp_path / "held.jsonl", "q", "answer", 0, 2)
+    words = ["evaluate", "embedded:start", "--questions", str(tmp_path / "held.jsonl")]
+    assert main(words) == 2
+    assert capsys.readouterr().err.endswith("; name yours with --columns problem=NAME\n")
+    assert main([*words, "--columns", "problem=q"]) == 0
+
+
 OBJECTIVE = """
 from rlvr_pl.objectives import GRPO
 

@@ -16,12 +16,14 @@ from typing import Any
 
 from rlvr_pl.analysis.command import Result, Table, add_output_arguments, progress_bar
 from rlvr_pl.analysis.explore import add_sampler_argument, sampler_of
+from rlvr_pl.analysis.splits import COLUMNS_FLAG, columns_of
 from rlvr_pl.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("policy", help="embedded:base, embedded:start, a model folder or a hub name")
     parser.add_argument("--questions", default="embedded:val350", help="question set or file (default: %(default)s)")
+    parser.add_argument("--columns", nargs="+", default=[], metavar="FIELD=NAME", help="our field = the file's column")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write item records (JSON lines) to FILE")
     parser.add_argument("--overwrite", action="store_true", help="allow --out to replace an existing file")
     parser.add_argument("--batch-size", type=int, default=64, help="questions decoded together (default: %(default)s)")
@@ -43,7 +45,7 @@ def run(args: argparse.Namespace) -> Result:
     from rlvr_pl.sampling.base import Decoding
 
     sampler, grader = sampler_of(args), named_grader(args.grader)
-    questions = load_questions(args.questions)[: args.limit]
+    questions = load_questions(args.questions, columns=columns_of(args.columns), naming=COLUMNS_FLAG)[: args.limit]
     policy = load_policy(args.policy, untie_embeddings=args.untie_embeddings, device=best_device())
     decoding = Decoding(0.0, 1.0, args.max_new_tokens or policy.default_max_new_tokens)
     begin = time.perf_counter()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlvr_pl.analysis.command import Result, Table, add_output_arguments
 from rlvr_pl.analysis.explore import add_explorer_arguments, check_counts, open_explorer, progress_bar
-from rlvr_pl.analysis.splits import columns_of
+from rlvr_pl.analysis.splits import COLUMNS_FLAG, columns_of
 from rlvr_pl.errors import UserError
 
 if TYPE_CHECKING:
@@ -62,7 +62,9 @@ def chosen_questions(args: argparse.Namespace, start: int, count: int | None) ->
     from rlvr_pl.data.schedule import QuestionSchedule
 
     columns = columns_of(args.columns)
-    questions = load_questions(args.questions, columns=columns, drop_empty_gold=args.drop_empty_gold)
+    questions = load_questions(
+        args.questions, columns=columns, drop_empty_gold=args.drop_empty_gold, naming=COLUMNS_FLAG
+    )
     pool = QuestionSchedule(questions, 1, order=args.order, seed=args.order_seed)
     size = len(pool.questions)
     end = size if count is None else start + count

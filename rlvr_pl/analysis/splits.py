@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from rlvr_pl.data.splits import Splits
     from rlvr_pl.types import Question
 
+COLUMNS_FLAG = "--columns {field}=NAME"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pool", help="question file or data set")
@@ -47,7 +49,7 @@ def run(args: argparse.Namespace) -> Result:
     from rlvr_pl.records import atomic_write_text
 
     _check(args)
-    everything = read_questions(args.pool, columns=columns_of(args.columns))
+    everything = read_questions(args.pool, columns=columns_of(args.columns), naming=COLUMNS_FLAG)
     pool = [q for q in everything if q.answer.strip()]
     splits = make_splits(
         pool,

@@ -78,6 +78,10 @@ class RunData(LightningDataModule):
     def check(self, policy: Policy) -> None:
         """Raise UserError, before anything is written, when `policy` cannot learn from this data."""
 
+    def notes(self) -> list[str]:
+        """What is to be said of this data before the run starts, a line each."""
+        return []
+
     def record(self, folder: RunFolder) -> None:
         """Write into the run folder what its config does not tell."""
 
@@ -134,6 +138,7 @@ class QuestionData(RunData):
         start: offset into the order at which update 1 begins (the paper's ``--start``).
         order_seed: seed of the shuffled order. It is not the run's seed: matched arms see the same questions.
         columns: our field -> column of the file, e.g. ``{problem: question}``; null where they have our names.
+        validation_columns: the same of the validation file; null for `columns`.
         split: split of a folder's or Hub dataset's training questions.
         validation_split: split of the validation questions.
         where: column -> value or list of values; rows that have others are left out.
@@ -160,6 +165,7 @@ class QuestionData(RunData):
         start: int = 0,
         order_seed: int = 0,
         columns: dict[str, str] | None = None,
+        validation_columns: dict[str, str] | None = None,
         split: str = "train",
         validation_split: str = "train",
         where: dict[str, Any] | None = None,
@@ -172,15 +178,32 @@ class QuestionData(RunData):
         self.updates, self.validation_batch = updates, validation_batch
         check_counts(updates, questions_per_update)
         how: dict[str, Any] = {
-            "columns": columns,
             "where": where,
             "prepare": prepare,
             "stream": stream,
             "drop_empty_gold": drop_empty_gold,
         }
-        questions = load_questions(train, split=split, **how)
+        questions = load_questions(train, split=split, columns=columns, naming="--data.columns.{field}=NAME", **how)
         self.schedule = QuestionSchedule(questions, questions_per_update, order=order, start=start, seed=order_seed)
-        self.validation = load_questions(validation, split=validation_split, **how) if validation else ()
+        self.validation = ()
+        if validation:
+            self.validation = load_questions(
+                validation,
+                split=validation_split,
+                columns=columns if validation_columns is None else validation_columns,
+                naming="--data.validation_columns.{field}=NAME",
+                **how,
+            )
+
+    def notes(self) -> list[str]:
+        trained = {(q.problem, q.answer) for q in self.schedule.questions}
+        known = sum((q.problem, q.answer) in trained for q in self.validation)
+        if not known:
+            return []
+        return [
+            f"data.validation: {known} of its {len(self.validation)} questions are training questions too, so its "
+            "accuracy does not tell what is learned of others"
+        ]
 
     def planned_questions(self) -> Iterator[Question]:
         for update in range(1, min(self.updates, self.schedule.updates_of_all) + 1):

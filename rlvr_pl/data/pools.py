@@ -44,6 +44,7 @@ def load_questions(
     prepare: str | None = None,
     stream: int | None = None,
     drop_empty_gold: bool = False,
+    naming: str | None = None,
 ) -> list[Question]:
     """Read a set of questions that all have a gold answer.
 
@@ -58,6 +59,7 @@ def load_questions(
         prepare: a function of the user's that changes a row or leaves it out, by its path (ditto).
         stream: read a hub data set as a stream and stop after this many questions; None loads all of it.
         drop_empty_gold: leave out questions whose answer is empty, instead of refusing the set.
+        naming: how the user maps a column, as a message says it, ``{field}`` for the field.
 
     Returns:
         The questions in the order of the file. Columns that are no field of ours are kept in `Question.columns`.
@@ -70,7 +72,9 @@ def load_questions(
         >>> len(questions), questions[0].answer.isdigit()
         (350, True)
     """
-    questions = read_questions(name, columns=columns, split=split, where=where, prepare=prepare, stream=stream)
+    questions = read_questions(
+        name, columns=columns, split=split, where=where, prepare=prepare, stream=stream, naming=naming
+    )
     empty = [q.uid for q in questions if not q.answer.strip()]
     if empty and not drop_empty_gold:
         raise UserError(f"{name}: empty gold answers: {listed(empty)}; set drop_empty_gold to leave these out")
@@ -87,6 +91,7 @@ def read_questions(
     where: Mapping[str, Any] | None = None,
     prepare: str | None = None,
     stream: int | None = None,
+    naming: str | None = None,
 ) -> list[Question]:
     """`load_questions` without its look at the golds: an answer may be the empty text."""
     name = os.fspath(name)
@@ -100,7 +105,7 @@ def read_questions(
         source = ((f"{name}: row {i}", {f: getattr(q, f) for f in FIELDS}) for i, q in enumerate(rows, 1))
     else:
         source = _rows(name, split, stream)
-    read = _Reader(name, columns or {})
+    read = _Reader(name, columns or {}, naming)
     questions = [read(place, row) for place, row in islice(chosen(source, where, prepare), stream)]
     if not questions:
         raise UserError(
@@ -249,10 +254,10 @@ def _open_hub(name: str, config: str | None, split: str, streaming: bool) -> Any
 class _Reader:
     """Turns rows into questions; called once a row, in order."""
 
-    def __init__(self, name: str, columns: Mapping[str, str]) -> None:
+    def __init__(self, name: str, columns: Mapping[str, str], naming: str | None) -> None:
         if unknown := sorted(set(columns) - set(FIELDS)):
             raise UserError(f"columns: unknown {', '.join(unknown)}; the fields are {', '.join(FIELDS)}")
-        self.stem = Path(name).stem
+        self.stem, self.naming = Path(name).stem, naming
         self.columns = {field: columns.get(field, field) for field in FIELDS}
         self.needed = {field for field in FIELDS if field in columns} | {"problem", "answer"}
         self.count = 0
@@ -301,7 +306,10 @@ class _Reader:
 
     def _missing(self, where: str, field: str, row: dict[str, Any]) -> None:
         column, there = self.columns[field], ", ".join(map(repr, list(row)[:8])) or "none"
-        raise UserError(f"{where}: no column {column!r}; there are {there}; name yours with columns.{field}=NAME")
+        remedy = (
+            f"call yours {column!r}" if self.naming is None else f"name yours with {self.naming.format(field=field)}"
+        )
+        raise UserError(f"{where}: no column {column!r}; there are {there}; {remedy}")
 
 
 def _messages(where: str, name: str, value: Any) -> tuple[Mapping[str, str], ...]:

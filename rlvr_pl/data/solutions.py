@@ -87,7 +87,8 @@ class SolutionData(RunData):
             raise UserError(f"data.solutions: no sample of {', '.join(solutions)} became a solution")
         self.schedule = SolutionSchedule(self.found.solutions, solutions_per_update, order_seed)
         self.updates = epochs * self.schedule.per_epoch
-        self.validation = load_questions(validation, columns=columns) if validation else ()
+        naming = "--data.columns.{field}=NAME"
+        self.validation = load_questions(validation, columns=columns, naming=naming) if validation else ()
         self.validation_batch = validation_batch
 
     def record(self, folder: RunFolder) -> None:

@@ -126,9 +126,11 @@ def test_a_missing_column_names_those_that_are_there(ending, place, tmp_path):
     rows = [{"uid": "a", "question": "p", "answer": "1"}]
     if ending in (".jsonl", ".json"):
         rows.insert(0, {"uid": "z", "problem": "p", "answer": "1"})
-    text = message(write(tmp_path / f"q{ending}", rows))
+    path = write(tmp_path / f"q{ending}", rows)
+    text = message(path)
     assert place in text
-    assert "no column 'problem'; there are 'uid', 'question', 'answer'; name yours with columns.problem=NAME" in text
+    assert text.endswith("no column 'problem'; there are 'uid', 'question', 'answer'; call yours 'problem'")
+    assert message(path, naming="--columns {field}=NAME").endswith("; name yours with --columns problem=NAME")
 
 
 def test_a_mapped_column_must_be_there_and_the_field_must_exist(tmp_path):
