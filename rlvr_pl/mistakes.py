@@ -54,6 +54,10 @@ def worded(message: str, slots: Mapping[str, type]) -> str:
     if absent := re.fullmatch(r"the following arguments are required: ([\w.]+)", message):
         return f"--{absent[1]} null: it needs a value; give one, or leave it out for the default"
     key = key_of(message)
+    if "{'class_path': None" in message:
+        return f"--{key}: it names no class; name one, or leave it out for the default"
+    if "Unable to load config 'null'" in message:
+        return f"--{key} null: it needs a value; set --{key}.NAME=..., or leave it out for the default"
     slot = next((name for name in slots if key == name or key.startswith(f"{name}.")), None)
     return (
         _no_such_class(message, slot, slots)

@@ -130,6 +130,8 @@ class RLVRModule(LightningModule):
             raise UserError(f"model.max_grad_norm is {max_grad_norm}: it must be above 0, or null for no clipping")
         if temperature <= 0 or not 0 < top_p <= 1:
             raise UserError(f"model.temperature {temperature} must be above 0, and model.top_p {top_p} in (0, 1]")
+        if not logprob_temperature > 0:
+            raise UserError(f"model.logprob_temperature is {logprob_temperature}: it must be above 0")
         self.policy = policy
         self.model = policy.model
         self.objective = objective

@@ -114,6 +114,9 @@ def test_errors_are_worded():
             ["here.py: names a file and no function in it; write here.py:FUNCTION"],
         ),
         (["--objective.kl.coefficient=-1"], ["KLPenalty: coefficient=-1.0: must be at least 0"]),
+        (["--model.logprob_temperature=0"], ["model.logprob_temperature is 0.0: it must be above 0"]),
+        (["--optimizer={class_path: null}"], ["--optimizer: it names no class; name one"]),
+        (["--policy=null"], ["--policy null: it needs a value; set --policy.NAME=..., or leave it out"]),
         (["--start="], ["--start '': name a policy, or leave it out"]),
     ],
 )
