@@ -22,6 +22,8 @@ ALLOWED = {
     "rlvr_pl/user_function.py": "imports by name",  # the user's own reward function or row filter
     "rlvr_pl/__init__.py": "imports by name",  # the rooms of the public names, a fixed table
     "rlvr_pl/mistakes.py": "imports by name",  # a class that the parser has already imported
+    "rlvr_pl/nulls.py": "imports by name",  # likewise
+    "rlvr_pl/refusals.py": "imports by name",  # likewise
     "rlvr_pl/analysis/schema.py": "imports by name",  # likewise
     "rlvr_pl/sampling/vllm.py": "imports by name",  # vllm alone
     "rlvr_pl/grading/worker.py": "imports by name",  # the grader's room
