@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
 import os
@@ -125,9 +126,9 @@ def test_a_long_prompt_keeps_nothing_of_the_old_weights(at_start, agree, moved):
 
 def test_a_name_that_is_missing_from_a_push_is_an_error(at_start):
     """vLLM itself says nothing and keeps the old values."""
-    weights = at_start.policy.model.state_dict()
-    weights.pop("model.layers.1.mlp.down_proj.weight")
-    fake = replace(at_start.policy, model=type("Fewer", (), {"state_dict": lambda self: weights})())
+    fewer = copy.deepcopy(at_start.policy.model)
+    del fewer.model.layers[1].mlp.down_proj.weight
+    fake = replace(at_start.policy, model=fewer)
     with pytest.raises(RunFailure, match=r"other weights .*model\.layers\.1\.mlp\.down_proj\.weight"):
         at_start.sampler.sync(fake)
 
