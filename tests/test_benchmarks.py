@@ -77,7 +77,7 @@ SMALLEST = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALLEST)
-def test_every_benchmark_runs_to_its_figures(name, monkeypatch, capsys):
+def test_a_benchmark_runs_to_its_figures(name, monkeypatch, capsys):
     """At its smallest, so that a documented command never meets a fault that only it would have shown."""
     monkeypatch.setattr(sys, "argv", [f"{name}.py", *SMALLEST[name].split(), "--json"])
     assert not importlib.import_module(name).main()
