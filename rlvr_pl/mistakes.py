@@ -44,6 +44,12 @@ def known_classes(base: type) -> dict[str, type]:
     return dict(sorted(found.items()))
 
 
+def named_class(path: str) -> Any:
+    """The class of an import path that the parser has found, ``package.module.Name``."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
 def worded(message: str, slots: Mapping[str, type]) -> str:
     """The parser's account of a mistake in one line: the key, what is wrong, and what would be right.
 
@@ -99,11 +105,11 @@ def _no_such_setting(message: str) -> str | None:
         if unknown is None:
             return None
         return f"{unknown['group'] or 'a run'} has no setting {unknown['name']!r}; see rlvr-pl fit --help"
-    module, _, name = match[1].rpartition(".")
+    name = match[1].rpartition(".")[2]
     wrong = match[2] or match[3]
     text = f"{name} has no setting {wrong!r}"
     try:
-        takes = _settings(getattr(importlib.import_module(module), name))
+        takes = _settings(named_class(match[1]))
     except (ImportError, AttributeError, ValueError):
         return text
     return f"{text}; it takes {', '.join(takes) or 'none'}"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from rlvr_pl.mistakes import named_class
 from rlvr_pl.module import RLVRModule
 from rlvr_pl.policy import load_policy
 from rlvr_pl.precision import BF16Precision
@@ -50,8 +50,7 @@ def _in_classes(config: Any) -> Iterator[tuple[str, str]]:
     for slot in (*NEEDED, "lr_scheduler"):
         spec = config.get(slot)
         if spec is not None and "class_path" in spec:
-            module, _, name = spec["class_path"].rpartition(".")
-            yield from _nulls(slot, getattr(importlib.import_module(module), name), spec.get("init_args") or {})
+            yield from _nulls(slot, named_class(spec["class_path"]), spec.get("init_args") or {})
 
 
 def _nulls(group: str, owner: Callable[..., Any], settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 
 from rlvr_pl.errors import UserError
+from rlvr_pl.mistakes import named_class
 from rlvr_pl.policy import Policy
 from rlvr_pl.sharded_strategy import ShardedStrategy
 
@@ -80,9 +80,8 @@ def refuse_settings(config: Any, default: Callable[[str], Any]) -> None:
 
 def _refuse_optimizer(class_path: str) -> None:
     """UserError for an optimizer that cannot take the one step an update has for it."""
-    module, _, name = class_path.rpartition(".")
-    step = inspect.signature(getattr(importlib.import_module(module), name).step)
-    closure = step.parameters.get("closure")
+    name = class_path.rpartition(".")[2]
+    closure = inspect.signature(named_class(class_path).step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         why = "it computes the loss again and again within a step (a closure), and an update has one gradient"
     elif name == "SparseAdam":

@@ -22,12 +22,9 @@ ALLOWED = {
     "rlvr_pl/user_function.py": "imports by name",  # the user's own reward function or row filter
     "rlvr_pl/__init__.py": "imports by name",  # the rooms of the public names, a fixed table
     "rlvr_pl/mistakes.py": "imports by name",  # a class that the parser has already imported
-    "rlvr_pl/nulls.py": "imports by name",  # likewise
-    "rlvr_pl/refusals.py": "imports by name",  # likewise
     "rlvr_pl/analysis/schema.py": "imports by name",  # likewise
     "rlvr_pl/sampling/vllm.py": "imports by name",  # vllm alone
     "rlvr_pl/grading/worker.py": "imports by name",  # the grader's room
-    "rlvr_pl/study/resolve.py": "imports by name",  # the data class of settings that the parser has checked
     "rlvr_pl/grading/supplied_worker.py": "calls sympy_parser.parse_expr",  # disarmed, and in a worker
     **{f"{folder}/__init__.py": "imports by name" for folder in ("objectives", "callbacks", "rlvr_pl/grading")},
 }

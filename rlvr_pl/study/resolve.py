@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_pl.errors import UserError
+from rlvr_pl.mistakes import named_class
 from rlvr_pl.study.plan import Arm, Study, flatten
 
 # What makes arms comparable: weights, questions and their order, rollouts of an update, caps, grading, validations.
@@ -162,8 +162,7 @@ def _engine(settings: Mapping[str, Any]) -> str:
 
 
 def _built(spec: Mapping[str, Any]) -> Any:
-    room, _, name = spec["class_path"].rpartition(".")
-    return getattr(importlib.import_module(room), name)(**spec.get("init_args", {}))
+    return named_class(spec["class_path"])(**spec.get("init_args", {}))
 
 
 def _short(value: Any) -> Any:
