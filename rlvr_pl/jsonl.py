@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_pl.errors import UserError
+from rlvr_pl.text_file import lone_surrogate
 
 MAX_LINE_BYTES = 64 * 2**20
 """A longer line is refused: it is a file of another kind (one JSON array, a binary), and would fill the memory."""
@@ -201,16 +202,9 @@ def _parse(raw: bytes, path: Path, number: int, lone_surrogates: bool) -> dict[s
         raise UserError(f"{where}: not JSON: {error}") from None
     if type(row) is not dict:
         raise UserError(f"{where}: each line must be one JSON object, not {_short(row)}")
-    if not lone_surrogates and _SURROGATE_ESCAPE.search(raw):
-        _refuse_lone_surrogates(row, where)
+    if not lone_surrogates and _SURROGATE_ESCAPE.search(raw) and lone_surrogate(row):
+        raise UserError(f"{where}: holds half of a surrogate pair (\\ud800-\\udfff), which is no character")
     return row
-
-
-def _refuse_lone_surrogates(row: dict[str, Any], where: str) -> None:
-    try:
-        json.dumps(row, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError:
-        raise UserError(f"{where}: holds half of a surrogate pair (\\ud800-\\udfff), which is no character") from None
 
 
 def _short(value: Any) -> str:

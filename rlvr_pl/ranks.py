@@ -30,6 +30,12 @@ class Ranks:
         """Those of a Lightning trainer, as far as they hold different questions."""
         return cls(trainer.global_rank, trainer.world_size)
 
+    @classmethod
+    def here(cls) -> Ranks:
+        """Those of this process as torch.distributed has them; one process alone where it was not started."""
+        started = dist.is_available() and dist.is_initialized()
+        return cls(dist.get_rank(), dist.get_world_size()) if started else cls()
+
     def part(self, count: int) -> slice:
         """This rank's share of `count` items in a row: as equal as can be, and together all of them, in order."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)

@@ -256,8 +256,8 @@ class RunFolder:
         return content
 
     def strangers(self) -> list[str]:
-        """What lies in the folder, itself included where it is none of a run's: hidden names (``.git``, ``.env``), and
-        folders that hold runs of their own."""
+        """What lies in the folder and is none of its run's: hidden names (``.git``, ``.env``), and folders that hold
+        runs of their own."""
         hidden = [p for p in self.path.glob(".*") if p.name != ".lock" and not p.name.endswith(PARTIAL)]
         runs = [p.parent for p in self.path.glob("*/**/run.json")]
         return sorted(str(p.relative_to(self.path)) for p in {*hidden, *runs})

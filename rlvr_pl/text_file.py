@@ -61,13 +61,20 @@ def read_json(path: str | PathLike[str], *, byte_order_mark: bool = True) -> Any
     return content
 
 
-def _refuse_lone_surrogates(path: str | PathLike[str], content: Any, text: str) -> None:
+def lone_surrogate(content: Any) -> str | None:
+    """The first half of a surrogate pair in what JSON holds, as an escape; None when there is none."""
     try:
         json.dumps(content, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
-        half = f"\\u{ord(error.object[error.start]):04x}"
+        return f"\\u{ord(error.object[error.start]):04x}"
+    return None
+
+
+def _refuse_lone_surrogates(path: str | PathLike[str], content: Any, text: str) -> None:
+    half = lone_surrogate(content)
+    if half is not None:
         line = text.count("\n", 0, max(0, text.lower().find(half))) + 1
-        raise UserError(f"{path}:{line}: holds half of a surrogate pair ({half}), which is no character") from None
+        raise UserError(f"{path}:{line}: holds half of a surrogate pair ({half}), which is no character")
 
 
 def _line(raw: bytes, place: int) -> int:

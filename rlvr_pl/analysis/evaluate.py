@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rlvr_pl.analysis.command import Result, Table, add_output_arguments, progress_bar
+from rlvr_pl.analysis.command import Result, Table, add_output_arguments, counting
 from rlvr_pl.analysis.explore import add_sampler_argument, sampler_of
 from rlvr_pl.analysis.splits import COLUMNS_FLAG, columns_of
 from rlvr_pl.errors import UserError
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> Result:
     begin = time.perf_counter()
 
     def evaluate(batch_size: int) -> list[dict[str, Any]]:
-        with _Progress(f"batch {batch_size}", len(questions)) as tick:
+        with counting(f"batch {batch_size}", len(questions)) as tick:
             return evaluate_questions(
                 policy, sampler, grader, questions, decoding, batch_size=batch_size, progress=tick
             )
@@ -121,21 +121,3 @@ def _table(name: str, data: dict[str, Any]) -> Table:
         f"{data['mean_length']:.1f}",
     ]
     return Table("Greedy evaluation", ["policy", "correct", "accuracy", "boxed", "truncated", "mean tokens"], [row])
-
-
-class _Progress:
-    """A progress bar with ETA on stderr; entering gives a function that is told how many are done."""
-
-    def __init__(self, what: str, total: int) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = progress_bar(*columns)
-        self._task = self._bar.add_task(what, total=total)
-
-    def __enter__(self) -> Any:
-        self._bar.start()
-        return lambda done: self._bar.update(self._task, completed=done)
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()

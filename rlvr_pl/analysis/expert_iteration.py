@@ -22,7 +22,7 @@ from rlvr_pl.analysis import rationalize as rationalize_command
 from rlvr_pl.analysis import search as search_command
 from rlvr_pl.analysis.command import Result, Table, add_output_arguments
 from rlvr_pl.analysis.distill import add_fit_arguments, compare_items, distill, paired_table, summarize
-from rlvr_pl.analysis.explore import add_sampling_arguments, check_counts, open_explorer, progress_bar
+from rlvr_pl.analysis.explore import add_sampling_arguments, check_counts, open_explorer, progress
 from rlvr_pl.cost import FILE_NAME, CostLedger, ledger_path
 from rlvr_pl.errors import UserError
 from rlvr_pl.records import RunFolder, sha256_file
@@ -123,7 +123,7 @@ class Round:
 
         samples, rationales = self.folder.path / "samples.jsonl", self.folder.path / "rationales.jsonl"
         with open_explorer(args, self.start, args.hint) as explorer:
-            with progress_bar(f"round {self.number}: samples", len(self.questions) * args.k) as tick:
+            with progress(f"round {self.number}: samples", len(self.questions) * args.k) as tick:
                 found = search_command.summarize(search(explorer, self.questions, args.k, samples, tick))
             rows = read_samples([samples])[1] if args.rationalize else []
             if not unsolved(rows):
@@ -142,7 +142,7 @@ class Round:
                 continue
             with (
                 open_explorer(args, policy) as e,
-                progress_bar(f"trained questions, {when}", len(self.questions)) as tick,
+                progress(f"trained questions, {when}", len(self.questions)) as tick,
             ):
                 greedy = e.decoding.greedy()
                 items = evaluate_questions(

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlvr_pl.analysis.command import progress_console
+from rlvr_pl.analysis.command import counting, progress_console
 from rlvr_pl.errors import UserError
 from rlvr_pl.sampling import NAMES
 
@@ -100,19 +100,14 @@ def check_counts(args: argparse.Namespace, *names: str) -> None:
 
 
 @contextlib.contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar with ETA on stderr, or a line every half minute where that is no terminal; the function is told how many
     are done."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = progress_console()
-    if not console.is_terminal:
+    if progress_console().is_terminal:
+        with counting(what, total) as tick:
+            yield tick
+    else:
         yield _SpokenProgress(what, total)
-        return
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda done: bar.update(task, completed=done)
 
 
 class _SpokenProgress:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlvr_pl.analysis.command import Result, Table, add_output_arguments
-from rlvr_pl.analysis.explore import add_explorer_arguments, open_explorer, progress_bar
+from rlvr_pl.analysis.explore import add_explorer_arguments, open_explorer, progress
 
 if TYPE_CHECKING:
     from rlvr_pl.expert_iteration.explorer import Explorer
@@ -70,7 +70,7 @@ def rationalize_with_bar(explorer: Explorer, samples: list[Row], bridge: Bridge,
     from rlvr_pl.expert_iteration.rationalize import rationalize, unsolved
 
     questions = unsolved(samples)
-    with progress_bar("questions", len(questions)) as tick:
+    with progress("questions", len(questions)) as tick:
         return rationalize(explorer, questions, bridge, out, tick)
 
 

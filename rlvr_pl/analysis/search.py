@@ -15,7 +15,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from rlvr_pl.analysis.command import Result, Table, add_output_arguments
-from rlvr_pl.analysis.explore import add_explorer_arguments, check_counts, open_explorer, progress_bar
+from rlvr_pl.analysis.explore import add_explorer_arguments, check_counts, open_explorer, progress
 from rlvr_pl.analysis.splits import COLUMNS_FLAG, columns_of
 from rlvr_pl.errors import UserError
 
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> Result:
     with open_explorer(args, args.checkpoint) as explorer:
         from rlvr_pl.expert_iteration.search import search
 
-        with progress_bar("samples", len(questions) * args.k) as tick:
+        with progress("samples", len(questions) * args.k) as tick:
             found = search(explorer, questions, args.k, args.out, tick)
     data = {**summarize(found), "out": str(args.out)}
     return Result(data, tables(data), [f"Records: {args.out}"])

@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 from rlvr_pl.adapters import merged_model
 from rlvr_pl.errors import RunFailure, UserError
 from rlvr_pl.model_weights import state_of
+from rlvr_pl.ranks import Ranks
 from rlvr_pl.sampling.base import (
     Decoding,
     Sampler,
@@ -126,8 +127,7 @@ class VLLMSampler(Sampler):
         settings = {**self.settings, "max_model_len": self.settings["max_model_len"] or policy.max_context}
         plain = plain_policy(policy)
         dtype = str(plain.head.dtype).removeprefix("torch.")
-        if torch.distributed.is_initialized():
-            self.check_ranks(torch.distributed.get_world_size())
+        self.check_ranks(Ranks.here().size)
         with tempfile.TemporaryDirectory(dir=SHARED, prefix="rlvr-pl-vllm-") as folder, trainer_kept():
             save_here(plain, folder)
             self._llm = load_engine(folder, dtype=dtype, **settings)
@@ -284,7 +284,7 @@ def installed() -> str:
 
 def load_engine(folder: str, **settings: Any) -> Any:
     """The engine of a model folder, in this process. UserError when vLLM refuses it."""
-    beside = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+    beside = Ranks.here().size > 1
     fixed = {
         "skip_tokenizer_init": True,
         "generation_config": "vllm",  # the decoding is the run's, whatever the folder says
@@ -317,8 +317,8 @@ def ranks_told() -> Iterator[None]:
     if not torch.distributed.is_initialized():
         yield
         return
-    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    told = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": os.environ.get("LOCAL_RANK", str(rank))}
+    rank = str(Ranks.here().rank)
+    told = {"RANK": rank, "WORLD_SIZE": str(Ranks.here().size), "LOCAL_RANK": os.environ.get("LOCAL_RANK", rank)}
     before = {name: os.environ.get(name) for name in told}
     os.environ.update(told)
     try:
@@ -334,7 +334,7 @@ def ranks_told() -> Iterator[None]:
 def shut_down() -> None:
     """Undo what vLLM does to torch.distributed, if vLLM and not the trainer has started it."""
     state: Any = importlib.import_module("vllm.distributed.parallel_state")
-    alone = not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1
+    alone = Ranks.here().size == 1
     state.destroy_model_parallel()
     if alone:
         state.destroy_distributed_environment()

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-
 from rlvr_pl.errors import UserError
 from rlvr_pl.model_weights import state_of
 from rlvr_pl.ranks import Ranks
@@ -94,7 +92,7 @@ class VLLMServer(Sampler):
             UserError: a server has another model, or another precision, than the policy.
             RunFailure: a server does not answer or cannot load the weights, or they have other names than before.
         """
-        ranks = _ranks()
+        ranks = Ranks.here()
         ranks.together(partial(self._push, policy) if ranks.rank == 0 else list)
         self._policy = policy
 
@@ -306,18 +304,8 @@ def _read(server: Endpoint, reply: Any) -> tuple[list[int], list[float]]:
     try:
         (choice,) = reply["choices"]
         ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
-        good = bool(ids) and len(ids) == len(logprobs) and all(type(i) is int for i in ids)
-        return ids, [float(x) for x in logprobs] if good else _refuse()
+        if not ids or len(ids) != len(logprobs) or not all(type(i) is int for i in ids):
+            raise ValueError("ids and log-probs do not match")
+        return ids, [float(x) for x in logprobs]
     except (KeyError, TypeError, ValueError) as error:
         raise EndpointError(f"{server.url} answers without ids and their log-probs: {str(reply)[:200]}") from error
-
-
-def _refuse() -> Any:
-    raise ValueError("ids and log-probs do not match")
-
-
-def _ranks() -> Ranks:
-    """The processes of the run, as torch.distributed has them."""
-    if not torch.distributed.is_initialized():
-        return Ranks()
-    return Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size())

@@ -226,7 +226,7 @@ def test_only_rank_0_pushes(stub, policy, tmp_path, monkeypatch):
             return list(compute())
 
     sampler = ours.VLLMServer(stub.url, str(tmp_path))
-    monkeypatch.setattr(ours, "_ranks", lambda: Second(1, 2))
+    monkeypatch.setattr(Ranks, "here", lambda: Second(1, 2))
     sampler.sync(policy)
     assert len(sampler.generate(requests(2), SAMPLED)) == 2
     assert RELOAD not in stub.paths() and not list(tmp_path.iterdir())
