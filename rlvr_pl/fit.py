@@ -69,22 +69,8 @@ def fit(argv: Sequence[str]) -> int:
             if first:
                 run.close()
                 print(run.outcome(), file=sys.stderr)
-        except MisconfigurationException as error:  # what Lightning refuses when it begins
-            raise UserError(" ".join(str(error).split())) from error
-        except OSError as error:
-            raise RunFailure(
-                f"{error.filename or run.folder.path}: {error.strerror or error}; the run ended after update "
-                f"{module.updates_done}; once this is mended, continue it with --resume {run.folder.path}"
-            ) from error
         except (Exception, SystemExit) as error:
-            if rank_lost(error):
-                raise RunFailure(
-                    f"another process of this run ended (killed, or its machine lost); the run ended after update "
-                    f"{module.updates_done}; continue it with --resume {run.folder.path}"
-                ) from error
-            graders = [module.grader, *getattr(module.grader, "graders", ())]
-            accuse(error, [module.objective, module.sampler, data, *graders, *cast("Any", cli.trainer).callbacks])
-            accuse_library(error, cli.trainer.loggers, cli.checkpoint)
+            explain(error, run, cli)
             raise
         finally:
             if first:
@@ -93,6 +79,26 @@ def fit(argv: Sequence[str]) -> int:
             module.grader.close()
             run.folder.unlock()
     return 0
+
+
+def explain(error: BaseException, run: Run, cli: FitCLI) -> None:
+    """Raise the `UserError` or `RunFailure` that says in a line what ended a run; nothing where the fault is ours."""
+    module, path = run.module, run.folder.path
+    if isinstance(error, MisconfigurationException):  # what Lightning refuses when it begins
+        raise UserError(" ".join(str(error).split())) from error
+    if isinstance(error, OSError):
+        raise RunFailure(
+            f"{error.filename or path}: {error.strerror or error}; the run ended after update {module.updates_done}; "
+            f"once this is mended, continue it with --resume {path}"
+        ) from error
+    if rank_lost(error):
+        raise RunFailure(
+            "another process of this run ended (killed, or its machine lost); the run ended after update "
+            f"{module.updates_done}; continue it with --resume {path}"
+        ) from error
+    graders = [module.grader, *getattr(module.grader, "graders", ())]
+    accuse(error, [module.objective, module.sampler, run.data, *graders, *cast("Any", cli.trainer).callbacks])
+    accuse_library(error, cli.trainer.loggers, cli.checkpoint)
 
 
 def settle(config: Any, text: str, default: Path, notes: list[str]) -> tuple[RunFolder, Path | None]:
