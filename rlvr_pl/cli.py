@@ -13,6 +13,7 @@ from typing import NoReturn
 from rlvr_pl import __version__
 from rlvr_pl.analysis.command import check_out, emit
 from rlvr_pl.errors import RunFailure, UserError
+from rlvr_pl.mistakes import fault_of_file
 
 # command -> its one line; the module is rlvr_pl.analysis.<command with underscores>
 COMMANDS = {
@@ -51,7 +52,8 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status: 0 done, 1 failure, 2 bad input."""
+    """Run one command and return its exit status: 0 done, 1 failure, 2 bad input, such as a place where nothing can be
+    written."""
     words = list(sys.argv[1:] if argv is None else argv)
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # objectives, graders and rewards in the user's own files
@@ -65,9 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except BrokenPipeError:
         raise
-    except OSError as error:  # a full disk, a folder that became read-only, a file-size limit
-        print(f"rlvr-pl: {error}", file=sys.stderr)
-        return 1
+    except OSError as error:
+        fault = fault_of_file(error)
+        print(f"rlvr-pl: {fault or error.strerror or error}", file=sys.stderr)
+        return 1 if fault is None else 2
     except SystemExit as stop:  # argparse: --help exits with 0, bad usage with 2
         return stop.code if isinstance(stop.code, int) else 1
 

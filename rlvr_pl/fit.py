@@ -195,7 +195,9 @@ class Run:
                 atomic_write_text(path / "config.yaml", self.text)
                 self.data.record(self.folder)
         except OSError as error:
-            raise UserError(f"--run {path}: cannot write there ({error.strerror})") from None
+            raise UserError(
+                f"--run {path}: cannot write there ({error.strerror}); mend that or name another folder"
+            ) from None
         self._write("running")
 
     def _remove(self, there: bool) -> None:

@@ -220,6 +220,15 @@ def mistake_in(error: BaseException) -> UserError | None:
     return UserError(text if cls is None or text.startswith(cls.__name__) else f"{cls.__name__}: {text}")
 
 
+def fault_of_file(error: OSError) -> str | None:
+    """What to say of a file or folder that could not be written or read (a full disk, a folder that became read-only, a
+    limit on the size of files); None for an error that names none, such as that of a connection."""
+    name = error.filename2 or error.filename
+    if name is None:
+        return None
+    return f"{name}: {error.strerror}; mend that or name another place, and give the command again"
+
+
 def _made(error: BaseException) -> type | None:
     """The class of the object that was being made when an error arose (what its own constructor makes is a part of it);
     None when none was."""

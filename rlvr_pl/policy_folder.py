@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -200,7 +201,8 @@ def _check_head(model: PreTrainedModel, folder: Path) -> None:
 
 @contextlib.contextmanager
 def written(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which takes the place of `folder` when the block ends: complete, on disk, or not at all."""
+    """A folder to fill, which takes the place of `folder` when the block ends: complete, on disk, or not at all. An
+    OSError of what is written in it names `folder`."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.parent / f".{folder.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)  # what a killed process may have left
@@ -210,10 +212,21 @@ def written(folder: Path) -> Iterator[Path]:
         _speak_to_older_readers(partial)
         _sync(partial)
         _swap(partial, folder)
-    except SafetensorError as error:  # its word for a full disk
-        raise OSError(f"{folder}: cannot be written ({error})") from error
+    except SafetensorError as error:
+        raise unwritten(error, folder) from error
+    except OSError as error:
+        place = error.filename2 or error.filename
+        if place is None or Path(place).is_relative_to(partial):
+            raise OSError(error.errno, error.strerror, str(folder)) from None
+        raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def unwritten(error: SafetensorError, folder: Path) -> OSError:
+    """What safetensors says of a full disk, as Python says it of `folder`."""
+    number = re.search(r"os error (\d+)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1])), str(folder)) if number else OSError(str(error))
 
 
 def _speak_to_older_readers(folder: Path) -> None:

@@ -27,8 +27,17 @@ PARTIAL = ".partial"
 
 
 def atomic_write_bytes(path: Path, data: bytes) -> None:
-    """Replace `path` by `data` so that a crash leaves either the old file or the new one, never a half."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Replace `path` by `data` so that a crash leaves either the old file or the new one, never a half. An OSError
+    names `path`, whatever it was that failed."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, data)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _replace(path: Path, data: bytes) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL)
     try:
         with os.fdopen(handle, "wb") as f:
@@ -40,7 +49,6 @@ def atomic_write_bytes(path: Path, data: bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
 
 
 def atomic_write_text(path: Path, text: str) -> None:
@@ -54,6 +62,16 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def check_place(path: Path, flag: str) -> None:
+    """UserError where nothing can be made at `path`, which `flag` names: what lies above it is a file, or a folder that
+    takes no new files. Makes nothing."""
+    above = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
+    if not above.is_dir():
+        raise UserError(f"{flag} {path}: {above} is a file, not a folder; choose another place")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise UserError(f"{flag} {path}: cannot write into {above}; make it writable or choose another place")
 
 
 def sha256_file(path: Path) -> str:

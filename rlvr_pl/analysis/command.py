@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_pl.errors import UserError
+from rlvr_pl.records import atomic_write_text, check_place
 
 
 @dataclass
@@ -53,7 +54,7 @@ def emit(result: Result, args: argparse.Namespace) -> None:
     """Print the result as asked for by `add_output_arguments`; the command line calls this after `run`."""
     out: Path | None = getattr(args, "table_out", None)
     if out is not None:
-        _write(result, out, getattr(args, "overwrite", False))
+        _write(result, out)
     if args.json:
         print(json.dumps(jsonable(result.data), allow_nan=False))
         return
@@ -80,8 +81,14 @@ def check_out(args: argparse.Namespace) -> None:
         return
     if out.suffix not in (".csv", ".md"):
         raise UserError(f"--out {out}: the ending must be .csv or .md")
-    if out.exists() and not getattr(args, "overwrite", False):
+    check_file(out, getattr(args, "overwrite", False))
+
+
+def check_file(out: Path, overwrite: bool) -> None:
+    """Refuse a file of ``--out`` that exists already, or that cannot be made, before the work for it starts."""
+    if out.exists() and not overwrite:
         raise UserError(f"--out {out}: the file exists; choose another name or pass --overwrite")
+    check_place(out, "--out")
     if not out.parent.is_dir():
         raise UserError(f"--out {out}: the folder {out.parent} does not exist")
 
@@ -129,7 +136,7 @@ def _cell(x: Any) -> str:
     return "" if x is None else str(x)
 
 
-def _write(result: Result, out: Path, overwrite: bool) -> None:
+def _write(result: Result, out: Path) -> None:
     text = io.StringIO()
     if out.suffix == ".csv":
         writer = csv.writer(text, lineterminator="\n")
@@ -144,5 +151,4 @@ def _write(result: Result, out: Path, overwrite: bool) -> None:
                 text.write("| " + " | ".join(_cell(x) for x in row) + " |\n")
             text.write("\n")
         text.write("\n".join(result.notes) + "\n")
-    with out.open("w" if overwrite else "x", encoding="utf-8") as f:
-        f.write(text.getvalue())
+    atomic_write_text(out, text.getvalue())

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlvr_pl.analysis.command import Result, Table, add_output_arguments, progress_console
 from rlvr_pl.errors import UserError
+from rlvr_pl.records import check_place
 
 if TYPE_CHECKING:
     from rlvr_pl.callbacks.drift import Contexts
@@ -47,6 +48,8 @@ def run(args: argparse.Namespace) -> Result:
             raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be at least 1")
     if args.save_contexts is not None and args.save_contexts.exists():
         raise UserError(f"--save-contexts {args.save_contexts}: the file exists; choose another name")
+    if args.save_contexts is not None:
+        check_place(args.save_contexts, "--save-contexts")
     from rlvr_pl.callbacks.drift import DriftMeter, drift_row
     from rlvr_pl.policy import best_device, load_policy
 

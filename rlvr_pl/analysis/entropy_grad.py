@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlvr_pl.analysis.command import Result, Table, add_output_arguments, jsonable, progress_console
+from rlvr_pl.analysis.command import Result, Table, add_output_arguments, check_file, jsonable, progress_console
 from rlvr_pl.core.entropy_gradient import CLASSES, class_rates, cosine, effect, rollout_classes
 from rlvr_pl.errors import UserError
 
@@ -302,10 +302,8 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError("--question-offset and --seed must be at least 0")
     if not (args.temperature > 0 and 0 < args.top_p <= 1 and args.eta > 0):
         raise UserError("--temperature and --eta must be above 0, --top-p in (0, 1]")
-    if args.file is not None and args.file.exists() and not args.overwrite:
-        raise UserError(f"--out {args.file}: the file exists; choose another name or pass --overwrite")
-    if args.file is not None and not args.file.parent.is_dir():
-        raise UserError(f"--out {args.file}: the folder {args.file.parent} does not exist")
+    if args.file is not None:
+        check_file(args.file, args.overwrite)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rlvr_pl.analysis.command import Result, Table, add_output_arguments, counting
+from rlvr_pl.analysis.command import Result, Table, add_output_arguments, check_file, counting
 from rlvr_pl.analysis.explore import add_sampler_argument, sampler_of
 from rlvr_pl.analysis.splits import COLUMNS_FLAG, columns_of
 from rlvr_pl.errors import UserError
@@ -97,10 +97,8 @@ def _check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UserError(f"--{name.replace('_', '-')} {value}: must be at least 1")
-    if args.out is not None and args.out.exists() and not args.overwrite:
-        raise UserError(f"--out {args.out}: the file exists; choose another name or pass --overwrite")
-    if args.out is not None and not args.out.parent.is_dir():
-        raise UserError(f"--out {args.out}: the folder {args.out.parent} does not exist")
+    if args.out is not None:
+        check_file(args.out, args.overwrite)
 
 
 def _noise_floor(batch_size: int, items: list[dict[str, Any]], again: list[dict[str, Any]]) -> dict[str, Any]:

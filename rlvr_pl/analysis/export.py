@@ -18,7 +18,7 @@ from typing import Any
 
 from rlvr_pl.analysis.command import Result
 from rlvr_pl.errors import RunFailure, UserError
-from rlvr_pl.records import RunFolder
+from rlvr_pl.records import RunFolder, atomic_write_text, check_place
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
+    from rlvr_pl.policy import load_policy
+    from rlvr_pl.policy_folder import written
+
     folder = RunFolder(args.run)
     source, out = folder.snapshots / args.snapshot, args.out or folder.path / "export"
     if folder.read_json("run.json") is None:
@@ -52,17 +55,18 @@ def run(args: argparse.Namespace) -> Result:
     adapter = (source / "adapter_config.json").exists()
     if args.dtype is not None and adapter and not args.merge:
         raise UserError("--dtype: an adapter has no weights of its own to cast; pass --merge too")
+    check_place(out, "--out")
     facts = run_facts(folder)
-    if (args.merge and adapter) or args.dtype:
-        from rlvr_pl.policy import load_policy
-
-        load_policy(source, dtype=args.dtype).save(out, overwrite=True)
-    else:
-        shutil.rmtree(out, ignore_errors=True)
-        shutil.copytree(source, out)
     facts["form"] = "an adapter (peft)" if adapter and not args.merge else "full weights"
-    facts["dtype"] = dtype_of(out)
-    (out / "README.md").write_text(card(args.push_to or folder.path.name, facts), encoding="utf-8")
+    with written(out) as partial:
+        if (args.merge and adapter) or args.dtype:
+            load_policy(source, dtype=args.dtype).save(partial)
+        else:
+            partial.mkdir()
+            for path in source.iterdir():
+                shutil.copy(path, partial)
+        facts["dtype"] = dtype_of(partial)
+        atomic_write_text(partial / "README.md", card(args.push_to or folder.path.name, facts))
     online = os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("", "0", "false", "no", "off")
     pushed = push(out, args.push_to, args.private) if args.push_to is not None and online else None
     data = {

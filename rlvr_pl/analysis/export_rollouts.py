@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlvr_pl.analysis.command import Result, Table, add_output_arguments
+from rlvr_pl.analysis.command import Result, Table, add_output_arguments, check_file
 from rlvr_pl.errors import UserError
 from rlvr_pl.jsonl import Kind, iter_jsonl, read_records
 from rlvr_pl.records import RunFolder, atomic_write_text
@@ -39,10 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    if args.out.exists() and not args.overwrite:
-        raise UserError(f"--out {args.out}: the file exists; choose another name or pass --overwrite")
-    if not args.out.parent.is_dir():
-        raise UserError(f"--out {args.out}: the folder {args.out.parent} does not exist")
+    check_file(args.out, args.overwrite)
     about, rows = _of_run(args.run) if args.run.is_dir() else _of_samples(args.run)
     header = {"record": "rollouts", "version": VERSION, **about}
     atomic_write_text(args.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in (header, *rows)))

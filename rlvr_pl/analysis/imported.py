@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlvr_pl.analysis.command import Result, Table, add_output_arguments
 from rlvr_pl.errors import UserError
+from rlvr_pl.records import check_place
 from rlvr_pl.types import Question
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def check_folder(args: argparse.Namespace) -> None:
     """Refuse a folder that exists before the work starts."""
     if args.folder.exists() and not args.overwrite:
         raise UserError(f"--out {args.folder}: exists; choose another folder or pass --overwrite")
+    check_place(args.folder, "--out")
 
 
 def write(policy: Policy, args: argparse.Namespace, facts: dict[str, Any], notes: list[str]) -> Result:

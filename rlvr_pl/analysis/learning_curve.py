@@ -7,12 +7,13 @@ correct}].
 from __future__ import annotations
 
 import argparse
+import io
 from pathlib import Path
 from typing import Any
 
 from rlvr_pl.analysis.command import Result, add_output_arguments
 from rlvr_pl.errors import UserError
-from rlvr_pl.records import RunFolder
+from rlvr_pl.records import RunFolder, atomic_write_bytes, check_place
 
 SMOOTH = 10  # updates in the running mean
 
@@ -32,6 +33,7 @@ def run(args: argparse.Namespace) -> Result:
     out = args.png or folder.path / "learning_curve.png"
     if out.suffix != ".png" or not out.parent.is_dir():
         raise UserError(f"--png {out}: must be a .png file in a folder that exists")
+    check_place(out, "--png")
     draw(rows, validation, out)
     reward = [float(r["reward"]) for r in rows]
     data = {
@@ -69,7 +71,9 @@ def draw(rows: list[dict[str, str]], validation: list[dict[str, str]], out: Path
     axes.set(xlabel="update", ylabel="share of right answers", ylim=(-0.03, 1.03), title="Learning curve")
     axes.grid(alpha=0.3)
     axes.legend(loc="upper left", fontsize=8)
-    figure.savefig(out, dpi=150)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=150)
+    atomic_write_bytes(out, drawn.getvalue())
     plt.close(figure)
 
 

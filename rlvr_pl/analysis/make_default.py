@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from rlvr_pl.analysis.command import Result, Table, add_output_arguments, progress_console
 from rlvr_pl.data import walk
 from rlvr_pl.errors import UserError
-from rlvr_pl.records import atomic_write_text, sha256_file
+from rlvr_pl.records import atomic_write_text, check_place, sha256_file
 
 if TYPE_CHECKING:
     from rlvr_pl.data.imitation import Stage
@@ -41,6 +41,7 @@ def run(args: argparse.Namespace) -> Result:
     held = [name for name in POLICIES if (args.out / name).exists()]
     if held and not args.overwrite:
         raise UserError(f"--out {args.out}: has {held[0]} in it; choose another folder or pass --overwrite")
+    check_place(args.out / MANIFEST, "--out")
     begin = time.perf_counter()
     files = make_default(args.out)
     data = {"out": str(args.out), "seconds": round(time.perf_counter() - begin, 1), "files": files}

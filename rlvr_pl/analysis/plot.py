@@ -6,16 +6,18 @@ Several runs are drawn into one picture, a colour each. The span that a run's fr
 from __future__ import annotations
 
 import argparse
+import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlvr_pl.analysis.command import Result, add_output_arguments
+from rlvr_pl.analysis.command import Result, add_output_arguments, check_file
 from rlvr_pl.analysis.rollout_stats import statistics
 from rlvr_pl.analysis.run_records import RunRecords
 from rlvr_pl.errors import UserError
+from rlvr_pl.records import atomic_write_bytes
 
 EPILOG = """\
 JSON keys: files [PNG, SVG], runs [{run, updates, collapsed}].
@@ -49,8 +51,7 @@ def run(args: argparse.Namespace) -> Result:
     out: Path = args.out or args.runs[0] / "plot.png"
     if out.suffix.lower() not in (".png", ".svg"):
         raise UserError(f"--out {out}: the ending must be .png (the SVG is written beside it)")
-    if not out.parent.is_dir():
-        raise UserError(f"--out {out}: the folder {out.parent} does not exist")
+    check_file(out, overwrite=True)
     runs = [Drawn.read(path, label, colour, args.window) for path, label, colour in zip(args.runs, labels, COLOURS)]
     files = save(figure(runs), out)
     data = {
@@ -129,12 +130,14 @@ def save(fig: Any, out: Path) -> list[Path]:
     """Write the PNG (200 dots an inch) and the SVG beside it."""
     import matplotlib.pyplot as plt
 
-    files = [out.with_suffix(".png"), out.with_suffix(".svg")]
+    files = {out.with_suffix(".png"): {"dpi": 200}, out.with_suffix(".svg"): {"metadata": {"Date": None}}}
     with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "rlvr-pl"}):
-        fig.savefig(files[0], dpi=200)
-        fig.savefig(files[1], metadata={"Date": None})
+        for path, how in files.items():
+            drawn = io.BytesIO()
+            fig.savefig(drawn, format=path.suffix[1:], **how)
+            atomic_write_bytes(path, drawn.getvalue())
     plt.close(fig)
-    return files
+    return list(files)
 
 
 # ---- panels ----------------------------------------------------------------------------------------------------------

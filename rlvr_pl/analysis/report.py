@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rlvr_pl.analysis.command import Result, add_output_arguments, progress_console
+from rlvr_pl.analysis.command import Result, add_output_arguments, check_file, progress_console
 from rlvr_pl.errors import UserError
 
 
@@ -30,11 +30,9 @@ def run(args: argparse.Namespace) -> Result:
     out: Path = args.out or args.path / "report.html"
     if out.suffix not in (".html", ".htm"):
         raise UserError(f"--out {out}: the ending must be .html (the Markdown is written beside it)")
-    for file in (out, out.with_suffix(".md")):
-        if args.out is not None and file.exists() and not args.overwrite:
-            raise UserError(f"--out {out}: {file} exists; choose another name or pass --overwrite")
-    if args.out is not None and not out.parent.is_dir():
-        raise UserError(f"--out {out}: the folder {out.parent} does not exist")
+    if args.out is not None or args.path.is_dir():
+        for file in (out, out.with_suffix(".md")):
+            check_file(file, args.out is None or args.overwrite)
     from rlvr_pl.report.content import Figure, Grid
     from rlvr_pl.report.page import write_report
 

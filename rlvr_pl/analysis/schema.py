@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlvr_pl.analysis.command import Result
-from rlvr_pl.errors import UserError
+from rlvr_pl.analysis.command import Result, check_file
+from rlvr_pl.records import atomic_write_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,12 +28,9 @@ def run(args: argparse.Namespace) -> Result:
     if args.out is None:
         args.json = True
         return Result(schema())
-    if args.out.exists() and not args.overwrite:
-        raise UserError(f"--out {args.out}: the file exists; choose another name or pass --overwrite")
-    if not args.out.parent.is_dir():
-        raise UserError(f"--out {args.out}: the folder {args.out.parent} does not exist")
+    check_file(args.out, args.overwrite)
     found = schema()
-    args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    atomic_write_text(args.out, json.dumps(found, indent=1) + "\n")
     return Result(
         {"schema": str(args.out), "properties": len(found["properties"])},
         notes=[f"{args.out}: put `# yaml-language-server: $schema={args.out}` on the first line of a config."],

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlvr_pl.analysis.command import Result, Table, add_output_arguments
 from rlvr_pl.errors import UserError
+from rlvr_pl.records import check_place
 
 if TYPE_CHECKING:
     from rlvr_pl.data.splits import Splits
@@ -106,6 +107,7 @@ def _check(args: argparse.Namespace) -> None:
     folder: Path = args.folder
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out {folder}: a file; name a folder")
+    check_place(folder / "splits.json", "--out")
     if folder.is_dir() and any(folder.iterdir()) and not args.overwrite:
         raise UserError(f"--out {folder}: the folder is not empty; choose another or pass --overwrite")
 

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import IO, Any
 
 from rlvr_pl.cost import CostLedger, ledger_path
-from rlvr_pl.errors import UserError
-from rlvr_pl.records import atomic_write_text, canonical_json
+from rlvr_pl.errors import RunFailure, UserError
+from rlvr_pl.records import atomic_write_text, canonical_json, check_place
 from rlvr_pl.types import Question
 
 VERSION = 1
@@ -58,6 +58,7 @@ class QuestionFile:
         self._size = size
 
     def __enter__(self) -> QuestionFile:
+        check_place(self.path, "--out")
         if not self.path.parent.is_dir():
             raise UserError(f"--out {self.path}: the folder {self.path.parent} does not exist")
         if not self.path.exists():
@@ -72,14 +73,24 @@ class QuestionFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._file.close()
+        try:
+            self._file.close()  # and with it what a full disk has not taken yet
+        except OSError:
+            if error is None:
+                raise
 
     def append(self, rows: Sequence[Row]) -> None:
         """Write all rows of the next question of the plan."""
         assert rows[0]["uid"] == self.plan[self.done] and len(rows) == self._size(rows)
-        self._file.write("".join(map(_line, rows)).encode())
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        try:
+            self._file.write("".join(map(_line, rows)).encode())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise RunFailure(
+                f"{self.path}: {error.strerror or error}; {self.done} of {len(self.plan)} questions are recorded; once "
+                "this is mended, the same command goes on"
+            ) from error
         self._keep(rows)
 
     def _keep(self, rows: Iterable[Row]) -> None:

@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 from rlvr_pl.adapters import merged_model
 from rlvr_pl.errors import RunFailure, UserError
 from rlvr_pl.model_weights import state_of
+from rlvr_pl.policy_folder import unwritten
 from rlvr_pl.ranks import Ranks
 from rlvr_pl.sampling.base import (
     Decoding,
@@ -245,8 +246,8 @@ def save_weights(policy: Policy, folder: Path) -> None:
     file = partial / "model.safetensors"
     try:
         save_file(tensors, file, metadata={"format": "pt"})
-    except SafetensorError as error:  # its word for a full disk
-        raise OSError(f"{folder}: cannot be written ({error})") from error
+    except SafetensorError as error:
+        raise unwritten(error, folder) from error
     file.chmod(0o644)  # the servers may be another user's
     with file.open("rb") as written:
         os.fsync(written.fileno())

@@ -58,13 +58,22 @@ def test_a_reader_that_has_gone_ends_a_command_quietly(words):
         (PermissionError(13, "Permission denied", "x.jsonl"), "Permission denied"),
     ],
 )
-def test_a_fault_of_the_machine_is_one_line_and_status_1(monkeypatch, capsys, error, words):
+def test_a_file_that_cannot_be_written_or_read_is_one_line_with_the_remedy(monkeypatch, capsys, error, words):
     from rlvr_pl import cli
 
     def fail(_):
         raise error
 
     monkeypatch.setattr(cli, "_dispatch", fail)
-    assert cli.main(["power"]) == 1
+    assert cli.main(["power"]) == 2
     err = capsys.readouterr().err
-    assert err.startswith("rlvr-pl: ") and err.count("\n") == 1 and words in err and "x.jsonl" in err
+    assert err.startswith("rlvr-pl: ") and err.count("\n") == 1 and words in err
+    assert "x.jsonl: " in err and "mend that or name another place" in err
+
+
+def test_output_that_nobody_can_take_is_a_failure():
+    code = "import sys; from rlvr_pl.cli import entry; entry()"
+    words = [sys.executable, "-c", code, "power", "--pd", "0.2", "--n", "350", "--delta", "3e-2"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "rlvr-pl: No space left on device\n")

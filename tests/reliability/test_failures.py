@@ -22,6 +22,7 @@ import torch
 from rlvr_pl.callbacks.checkpoint import CheckpointFile
 from rlvr_pl.cli import main
 from rlvr_pl.policy import load_policy
+from rlvr_pl.study.folder import StudyFolder
 
 FAULTS = {
     "rollouts": "/rollouts/",
@@ -91,7 +92,7 @@ def test_a_checkpoint_or_policy_that_does_not_fit_names_its_file(tmp_path):
         with pytest.raises(OSError, match=r"x\.ckpt") as caught:
             CheckpointFile().save_checkpoint({"weights": torch.zeros(100_000)}, tmp_path / "x.ckpt")
         assert caught.value.errno == errno.EFBIG
-        with pytest.raises(OSError, match=r"policy: cannot be written .*File too large"):
+        with pytest.raises(OSError, match=r"File too large: .*policy'$"):
             policy.save(tmp_path / "policy")
     assert not (tmp_path / "policy").exists() and not list(tmp_path.glob(".*"))
 
@@ -110,6 +111,95 @@ def test_a_folder_that_cannot_be_made_is_a_mistake_of_the_user(fit, tmp_path, ca
         assert fit(f"--run={run}") == 2
         assert words in last_line(capsys.readouterr().err)
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+COMMANDS = {
+    "plot": ["plot", "r", "--out=OUT.png"],
+    "learning-curve": ["learning-curve", "r", "--png=OUT.png"],
+    "report": ["report", "r", "--out=OUT.html"],
+    "export": ["export", "r", "--out=OUT"],
+    "export with another dtype": ["export", "r", "--out=OUT", "--dtype=float32"],
+    "export-rollouts": ["export-rollouts", "r", "--out=OUT.jsonl"],
+    "rollout-stats": ["rollout-stats", "r", "--out=OUT.csv"],
+    "evaluate": ["evaluate", "embedded:start", "--limit=2", "--max-new-tokens=2", "--out=OUT.jsonl"],
+    "search": ["search", "--checkpoint=embedded:start", "--n-questions=1", "--k=1", "--out=OUT.jsonl"],
+    "schema": ["schema", "--out=OUT.json"],
+    "splits": ["splits", "pool.jsonl", "--per-subject=1", "--panel-per-subject=1", "--out=OUT"],
+    "study": ["study", "stabilization", "--out=OUT"],
+    "quickstart": ["quickstart", "--run=OUT"],
+}
+"""Commands that write, each with its words; OUT is where."""
+
+
+@pytest.fixture
+def written(undisturbed, tmp_path, monkeypatch):
+    """``written(name, place)``: the words of a command that writes below `place`, the run `r` to write of beside it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r").symlink_to(undisturbed)
+    rows = ({"uid": str(i), "problem": f"{i}+1?", "answer": "1", "subject": "s", "level": 1} for i in range(4))
+    (tmp_path / "pool.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return lambda name, place: [word.replace("OUT", f"{place}/out") for word in COMMANDS[name]]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_that_cannot_write_where_it_is_told_says_where_and_what_to_do(written, tmp_path, capsys, name):
+    """Below a file, which not even root can write into."""
+    (tmp_path / "file").touch()
+    before = sorted(tmp_path.iterdir())
+    assert main(written(name, "file")) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    assert "file" in captured.err and captured.err.startswith("rlvr-pl: ")
+    assert any(remedy in captured.err for remedy in ("choose another", "name another", "a folder that exists"))
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("quickstart", "study")])
+def test_a_folder_that_takes_no_files_is_told_before_the_work(written, tmp_path, monkeypatch, capsys, name):
+    """As the kernel says it of a read-only disk, and of a folder without write permission to all but root."""
+    (tmp_path / "shut").mkdir()
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "shut" and real(path, mode))
+    assert main(written(name, "shut")) == 2
+    told = last_line(capsys.readouterr().err)
+    assert "shut/out" in told and f"cannot write into {tmp_path}/shut; make it writable or choose another" in told
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("quickstart", "schema")])
+def test_a_disk_that_is_full_for_a_command_is_one_line_that_names_the_file(
+    written, tmp_path, monkeypatch, capsys, name
+):
+    (tmp_path / "full").mkdir()
+    real = os.fsync
+
+    def full(handle: int) -> None:
+        if "/full/" in os.readlink(f"/proc/self/fd/{handle}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(StudyFolder, "evaluate_start", lambda *_: {"checkpoint_sha256": "0", "correct": 1, "n": 2})
+    assert main(written(name, "full")) == 2
+    told = last_line(capsys.readouterr().err)
+    assert told.startswith("rlvr-pl: ") and "full/out" in told
+    assert "No space left on device; mend that or name another place, and give the command again" in told
+    left = {path.name for path in tmp_path.rglob("full/**/*")}
+    assert left <= {"out", ".lock"}
+
+
+def test_a_search_that_fills_the_disk_says_how_far_it_came_and_goes_on_later(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["search", "--checkpoint=embedded:start", "--n-questions=3", "--k=1", "--max-new-tokens=64"]
+    assert main([*words, "--out=whole.jsonl"]) == 0
+    whole = (tmp_path / "whole.jsonl").read_bytes()
+    with file_size_limit(whole.index(b"\n", whole.index(b"\n") + 1) + 10):  # the header, a question, ten bytes
+        assert main([*words, "--out=s.jsonl"]) == 1
+    told = last_line(capsys.readouterr().err)
+    assert told == (
+        "rlvr-pl: s.jsonl: File too large; 1 of 3 questions are recorded; once this is mended, the same command goes on"
+    )
+    assert main([*words, "--out=s.jsonl"]) == 0
+    assert (tmp_path / "s.jsonl").read_bytes() == whole
 
 
 def test_a_folder_that_becomes_read_only(fit, tmp_path, monkeypatch, capsys):
