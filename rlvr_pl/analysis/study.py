@@ -76,12 +76,11 @@ def _conduct(study: Study, plan: Plan, folder: StudyFolder, args: argparse.Names
         _say_what_is_fixed(folder)
         jobs = folder.jobs(study, plan, folder.criterion)
         seconds = None if study.budget.minutes is None else 60 * study.budget.minutes
-        try:
-            with Watch(jobs) as watch:
-                run_jobs(jobs, args.jobs, lock, seconds=seconds, watch=watch)
-        except KeyboardInterrupt:
-            print("rlvr-pl: stopped; the same command goes on", file=sys.stderr)
-            raise SystemExit(1) from None
+        with Watch(jobs) as watch:
+            run_jobs(jobs, args.jobs, lock, seconds=seconds, watch=watch)
+        if any(job.state in ("stopped", "waiting") for job in jobs):
+            done = sum(job.state == "finished" for job in jobs)
+            print(f"rlvr-pl: stopped with {done} of {len(jobs)} runs done; the same command goes on", file=sys.stderr)
         summary = folder.summary()
         folder.write_summary(summary)
         report = folder.path / "report.html"
@@ -174,8 +173,6 @@ def _tables(folder: StudyFolder) -> list[Table]:
 
 def _notes(folder: StudyFolder, jobs: list[Job], report: Path) -> list[str]:
     notes = [f"{job.name} failed: {job.reason} (see {job.log})" for job in jobs if job.state == "failed"]
-    if any(job.state in ("stopped", "waiting") for job in jobs):
-        notes.append("Not all runs are done; the same command goes on.")
     return [*notes, f"Summary: {folder.path / 'summary.json'}", f"Report: {report}"]
 
 

@@ -122,8 +122,8 @@ def run_jobs(
 ) -> None:
     """Run all jobs that wait, `at_once` at a time; `watch` is called after every look at them.
 
-    After `seconds`, and on Ctrl-C or SIGTERM, running jobs finish their update, save and end; then this returns, or
-    raises the KeyboardInterrupt.
+    After `seconds`, and on Ctrl-C or SIGTERM, running jobs finish their update, save and end; then this returns. A
+    second Ctrl-C or SIGTERM ends them at once and raises KeyboardInterrupt.
     """
     waiting = [job for job in jobs if job.state == "waiting"]
     running: list[Job] = []
@@ -139,6 +139,8 @@ def run_jobs(
                 for job in running:
                     job.poll(lock)
                 running = [job for job in running if job.state == "running"]
+        except KeyboardInterrupt:
+            pass
         finally:
             _stop(running, lock, watch)
             watch()

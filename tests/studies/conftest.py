@@ -59,6 +59,12 @@ def study_file(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
+@pytest.fixture(name="write_items")
+def item_writer() -> Callable[[Path, Sequence[int]], None]:
+    """``write_items(path, outcomes)``: an item file."""
+    return write_items
+
+
 def write_items(path: Path, correct: Sequence[int]) -> None:
     head = {"record": "items", "version": 1, "engine": "torch", "batch_size": 64, "checkpoint_sha256": "a" * 64}
     rows = [

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
+import time
 
 import pytest
 
@@ -10,6 +14,7 @@ from rlvr_pl.analysis.run_records import RunRecords
 from rlvr_pl.cli import main
 from rlvr_pl.core.collapse import CollapseCriterion
 from rlvr_pl.errors import UserError
+from rlvr_pl.study import runner
 from rlvr_pl.study.folder import StudyFolder, evaluation_command, run_settings
 from rlvr_pl.study.plan import read_study
 from rlvr_pl.study.resolve import Plan, make_plan
@@ -76,6 +81,47 @@ def test_a_run_under_another_rule_is_refused(recorded):
     (recorded.run("mask", 1) / "criterion.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match="ran under another rule"):
         StudyFolder(recorded.path).summary()
+
+
+STOPPABLE = """
+import json, os, signal, sys, time
+run = sys.argv[sys.argv.index("--run") + 1]
+os.makedirs(run)
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+def say(state):
+    with open(run + "/run.json.new", "w") as f:
+        json.dump({"state": state}, f)
+    os.replace(run + "/run.json.new", run + "/run.json")
+say("running")
+while not asked:
+    time.sleep(0.01)
+say("stopped")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_study_that_was_stopped_ends_like_a_run_that_was(
+    study_file, write_items, tmp_path, monkeypatch, capsys, number
+):
+    """With status 0, and a line that says how to go on."""
+    write_items(tmp_path / "out" / "start.jsonl", [1] * 24 + [0] * 16)
+    monkeypatch.setattr(StudyFolder, "evaluate_start", lambda *_: START)
+    monkeypatch.setattr(runner, "ENTRY", STOPPABLE)
+    monkeypatch.setattr(runner, "POLL_SECONDS", 0.02)
+
+    def stop():
+        while not list(tmp_path.glob("out/*/seed-1/run.json")):
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    assert main(["study", str(study_file()), "--out", str(tmp_path / "out"), "--json"]) == 0
+    thread.join()
+    captured = capsys.readouterr()
+    assert captured.err.splitlines()[-1] == "rlvr-pl: stopped with 0 of 4 runs done; the same command goes on"
+    assert len(json.loads(captured.out)["unfinished"]) == 4
 
 
 def test_what_was_fixed_stays_fixed_once_a_run_began(tmp_path, study_file, recorded):

@@ -31,9 +31,9 @@ if what == "fail":
     print("a long account", file=sys.stderr)
     print("rlvr-pl: no such thing", file=sys.stderr)
     sys.exit(2)
-if what == "slow":
+if what in ("slow", "deaf"):
     asked = []
-    signal.signal(signal.SIGTERM, lambda *a: asked.append(1))
+    signal.signal(signal.SIGTERM, lambda *a: asked.append(1) if what == "slow" else None)
     write("running", 1)
     while not asked:
         time.sleep(0.01)
@@ -121,13 +121,27 @@ def test_an_interrupted_study_stops_its_runs_in_order(tmp_path, job, number):
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        conduct(tmp_path, jobs, at_once=1)
+    conduct(tmp_path, jobs, at_once=1)
     thread.join()
     assert [j.state for j in jobs] == ["stopped", "waiting"]
     assert jobs[0].done == 2  # it was given the time to finish and save
     assert calls(tmp_path) == ["a-slow"]
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_second_interrupt_ends_the_runs_at_once(tmp_path, job):
+    jobs = [job("a", "deaf")]
+    ready = tmp_path / "study" / "a" / "cost.json"
+    asked = []
+
+    def watch():
+        if ready.exists() and len(asked) < 2:
+            asked.append(None)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        conduct(tmp_path, jobs, watch=watch)
+    assert [j.state for j in jobs] == ["stopped"]
 
 
 def test_a_study_folder_serves_one_call_at_a_time(tmp_path):
