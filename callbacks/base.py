@@ -30,6 +30,8 @@ class UpdateCallback(Callback):
     def check(self, trainer: Trainer, begun: bool) -> None:
         """Called by ``rlvr-pl fit`` before anything is written: raise UserError if the run cannot be what this needs.
 
+        The run's module is `trainer.lightning_module`.
+
         Args:
             begun: whether the run in this folder has done an update before, which is to be continued.
         """

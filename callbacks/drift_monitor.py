@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -22,10 +23,12 @@ from rlvr_pl.data.pools import load_questions
 from rlvr_pl.errors import UserError
 from rlvr_pl.model_weights import cast_weights
 from rlvr_pl.records import RunFolder
+from rlvr_pl.sampling.base import SampleRequest, caps_of
 
 if TYPE_CHECKING:
     from rlvr_pl.module import RLVRModule
     from rlvr_pl.policy import Policy
+    from rlvr_pl.types import Question
     from rlvr_pl.update import UpdateReport
 
 FILE = "drift_contexts.json"
@@ -68,6 +71,15 @@ class DriftMonitor(UpdateCallback):
     def entropy_ratio(self) -> float | None:
         """Latest entropy over the start's; None before the first measurement."""
         return self.rows[-1]["entropy"] / self.rows[0]["entropy"] if self.rows and self.rows[0]["entropy"] else None
+
+    def check(self, trainer: Trainer, begun: bool) -> None:
+        if begun and (RunFolder.of(trainer).path / FILE).exists():
+            return  # it has contexts of its own
+        module = cast("RLVRModule", trainer.lightning_module)
+        given = self._given(module.policy)
+        if not isinstance(given, Contexts):
+            requests = [SampleRequest(module.policy.prompt_ids(question)) for question in given]
+            caps_of(requests, module.eval_decoding, module.policy.max_context)
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         # a checkpoint may be restored after this: what the weights were at the start must be kept now
@@ -126,16 +138,11 @@ class DriftMonitor(UpdateCallback):
 
     def _contexts(self, folder: RunFolder, module: RLVRModule, start: Policy) -> Contexts:
         stored = folder.path / FILE
-        vocabulary = start.head.shape[0]
-        if stored.exists():
-            contexts = Contexts.load(stored, vocabulary)
-        elif is_context_file(self.contexts):
-            contexts = Contexts.load(Path(self.contexts), vocabulary)
+        given = Contexts.load(stored, start.head.shape[0]) if stored.exists() else self._given(start)
+        if isinstance(given, Contexts):
+            contexts = given
         else:
-            questions = load_questions(self.contexts)[: self.n]
-            if len(questions) < self.n:
-                raise UserError(f"DriftMonitor: {self.contexts} has {len(questions)} questions, fewer than n={self.n}")
-            contexts = make_contexts(start, module.sampler, questions, module.eval_decoding)
+            contexts = make_contexts(start, module.sampler, given, module.eval_decoding)
             module.sampler.sync(module.policy)
         if contexts.start_sha256 != start.sha256:
             print(
@@ -146,6 +153,15 @@ class DriftMonitor(UpdateCallback):
         if not stored.exists() and module.trainer.is_global_zero:
             contexts.save(stored)
         return contexts
+
+    def _given(self, start: Policy) -> Contexts | Sequence[Question]:
+        """What `contexts` names. UserError when it cannot be read, or has too few questions."""
+        if is_context_file(self.contexts):
+            return Contexts.load(Path(self.contexts), start.head.shape[0])
+        questions = load_questions(self.contexts)[: self.n]
+        if len(questions) < self.n:
+            raise UserError(f"DriftMonitor: {self.contexts} has {len(questions)} questions, fewer than n={self.n}")
+        return questions
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": self.rows}

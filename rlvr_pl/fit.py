@@ -59,7 +59,7 @@ def fit(argv: Sequence[str]) -> int:
             check_content(cli.checkpoint, {name: weight.shape for name, weight in module.state_dict().items()})
         first = cli.trainer.is_global_zero
         begun = first and not cli.config["overwrite"] and has_begun(cli.folder, cli.checkpoint)
-        check_callbacks(cli.trainer, begun)
+        check_callbacks(cli.trainer, module, begun)
         if first:
             for note in (*notes, *cli.notes):
                 print(f"rlvr-pl: {note}", file=sys.stderr)
@@ -307,8 +307,9 @@ def has_begun(folder: RunFolder, checkpoint: Path | None) -> bool:
     return checkpoint is not None or bool(manifest.get("updates")) or recorded
 
 
-def check_callbacks(trainer: Any, begun: bool) -> None:
+def check_callbacks(trainer: Any, module: RLVRModule, begun: bool) -> None:
     """Refuse, before anything is written, callbacks that cannot do their work in this run."""
+    trainer.strategy._lightning_module = module  # as Trainer.fit begins, so that a callback sees the module
     for callback in trainer.callbacks:
         if isinstance(callback, UpdateCallback):
             try:

@@ -11,6 +11,7 @@ import torch
 
 from rlvr_pl.callbacks.drift import Contexts, DriftMeter, StartCopy, StartStates, is_context_file, make_contexts
 from rlvr_pl.callbacks.drift_monitor import DriftMonitor
+from rlvr_pl.cli import main
 from rlvr_pl.data.pools import load_questions
 from rlvr_pl.errors import UserError
 from rlvr_pl.policy import Policy, load_policy
@@ -147,6 +148,41 @@ def test_a_monitor_that_comes_late_is_refused(run):
 def test_too_few_questions_are_refused(run):
     with pytest.raises(UserError, match="embedded:drift has 64 questions, fewer than n=65"):
         run(DriftMonitor(n=65))
+
+
+def asked(count: int, times: int) -> str:
+    """JSON lines of `count` questions whose problem says the same so many times."""
+    problem = "How many tickets from 04:15 forward to 05:45 by 45min? " * times
+    return "".join(json.dumps({"uid": str(i), "problem": problem, "answer": "1"}) + "\n" for i in range(count))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("nope.jsonl", None, "nope.jsonl: cannot be read (No such file or directory)"),
+        ("c.json", '{"record": "drift-contexts", "conte', "c.json:1: not JSON"),
+        ("c.json", '{"record": "drift-contexts", "version": 1}', "c.json: not a file of drift contexts (KeyError"),
+        ("few.jsonl", asked(1, 1), "DriftMonitor: few.jsonl has 1 questions, fewer than n=2"),
+        # 11 tokens a repetition leave 17 of 512, and a completion may have 80
+        (
+            "long.jsonl",
+            asked(2, 45),
+            "a prompt of 495 tokens with max_new_tokens 80 exceeds the model's context of 512",
+        ),
+    ],
+)
+def test_contexts_that_cannot_be_used_are_told_before_anything_is_written(
+    tmp_path, monkeypatch, capsys, name, text, told
+):
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    words = ["fit", "--policy.name=embedded:start", "--data.updates=1", "--data.validation=null", "--run=run"]
+    words += ["--model.group_size=2", "--trainer.callbacks+=DriftMonitor", "--trainer.callbacks.n=2"]
+    assert main([*words, f"--trainer.callbacks.contexts={name}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line
+    assert not (tmp_path / "run").exists()
 
 
 def test_settings_out_of_range_are_refused():
