@@ -137,9 +137,12 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return None
 
 
-def check_content(path: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> None:
-    """UserError when a file is no checkpoint of a run although it has the hash written beside it, or when a weight in
-    it has another shape than in `shapes`."""
+def check_content(path: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> dict[str, Any]:
+    """What a checkpoint says of its run: ``updates_done``, ``validation`` (correct answers by update) and more.
+
+    UserError when a file is no checkpoint of a run although it has the hash written beside it, or when a weight in it
+    has another shape than in `shapes`.
+    """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (MemoryError, OSError):
@@ -159,6 +162,7 @@ def check_content(path: Path, shapes: Mapping[str, Sequence[int]] | None = None)
             )
     if shapes:
         _check_averages(path, content["optimizer_states"], {tuple(shape) for shape in shapes.values()})
+    return content["rlvr"]
 
 
 def _check_averages(path: Path, optimizers: list[Any], known: set[tuple[int, ...]]) -> None:

@@ -94,6 +94,7 @@ class DriftMonitor(UpdateCallback):
         self._table = folder.table("drift.csv")
         if trainer.is_global_zero:
             self._table.truncate_after(self.rows[-1]["update"] if self.rows else -1)
+            self._complete(folder)
         start = self._start_policy(module)
         if start is not module.policy:  # copied before the strategy moved and converted it
             cast_weights(start.model, module.policy.head.dtype)
@@ -123,6 +124,16 @@ class DriftMonitor(UpdateCallback):
         if trainer.is_global_zero:
             self._table.append(row)
         return row
+
+    def _complete(self, folder: RunFolder) -> None:
+        """Write the table again where rows are missing that the checkpoint holds."""
+        if [int(row["update"]) for row in self._table.rows()] == [row["update"] for row in self.rows]:
+            return
+        print(f"rlvr-pl: {self._table.path}: rows were missing; made again from the checkpoint", file=sys.stderr)
+        self._table.path.unlink(missing_ok=True)
+        self._table = folder.table("drift.csv")
+        for row in self.rows:
+            self._table.append(row)
 
     def _start_policy(self, module: RLVRModule) -> Policy:
         if self.start == "copy":

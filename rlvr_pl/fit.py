@@ -56,7 +56,8 @@ def fit(argv: Sequence[str]) -> int:
         check_objective(module, data)
         check_data(module, data)
         if cli.checkpoint is not None:
-            check_content(cli.checkpoint, {name: weight.shape for name, weight in module.state_dict().items()})
+            shapes = {name: weight.shape for name, weight in module.state_dict().items()}
+            check_history(cli.folder, check_content(cli.checkpoint, shapes), cli.config["rollout_stats"]["window"])
         first = cli.trainer.is_global_zero
         begun = first and not cli.config["overwrite"] and has_begun(cli.folder, cli.checkpoint)
         check_callbacks(cli.trainer, module, begun)
@@ -305,6 +306,28 @@ def has_begun(folder: RunFolder, checkpoint: Path | None) -> bool:
     manifest, metrics = folder.read_json("run.json") or {}, folder.path / "metrics.csv"
     recorded = metrics.is_file() and metrics.read_bytes().count(b"\n") > 1  # its first line names the columns
     return checkpoint is not None or bool(manifest.get("updates")) or recorded
+
+
+def check_history(folder: RunFolder, done: Mapping[str, Any], window: int) -> None:
+    """Refuse to go on from a checkpoint whose run has lost rows of its tables: what follows would have no past.
+
+    Args:
+        folder: of the run.
+        done: what the checkpoint says of it.
+        window: updates in a row of ``windows.csv``.
+    """
+    last = done["updates_done"]
+    each = range(1, last + 1)
+    ends = range(window, last + 1, window)
+    needed = {"metrics.csv": each, "updates.csv": each, "windows.csv": ends, "validation.csv": done["validation"]}
+    for name, updates in needed.items():
+        table = folder.table(name)
+        if missing := table.missing(updates):
+            what = f"no row of update {missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+            raise UserError(
+                f"--resume {folder.path}: {table.path} has {what}, but the checkpoint is of update {last}; put the "
+                f"file back, or begin another run: --config {folder.path}/config.yaml --run NEW"
+            )
 
 
 def check_callbacks(trainer: Any, module: RLVRModule, begun: bool) -> None:

@@ -166,6 +166,14 @@ class CsvTable:
             raise UserError(f"{self.path}:{number}: not a row of this table (damaged?)")
         return rows
 
+    def missing(self, updates: Iterable[int]) -> list[int]:
+        """Those of `updates` that have no row; none while as many lines are damaged, of which nobody knows whose they
+        are."""
+        _, rows, damaged, _ = self._read()
+        there = {int(row["update"]) for row in rows}
+        missing = [update for update in updates if update not in there]
+        return missing if len(missing) > len(damaged) else []
+
     def truncate_after(self, update: int) -> None:
         """Drop rows of updates later than `update`; a torn last line and damaged ones are set aside, with a message."""
         if not self.path.exists():

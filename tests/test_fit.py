@@ -280,6 +280,67 @@ def test_resume_by_name_and_a_damaged_checkpoint(tmp_path, monkeypatch, capsys):
     assert "finished after 4 updates" in capsys.readouterr().err
 
 
+@pytest.fixture
+def broken_off(tmp_path, monkeypatch):
+    """A run with drift that was stopped after two of three updates, with the checkpoint of the second."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "ends.py").write_text(textwrap.dedent(ENDS_AT_2))
+    words = [
+        "--rollout_stats.window=2",
+        "--trainer.callbacks+=DriftMonitor",
+        "--trainer.callbacks.n=2",
+        "--trainer.callbacks.every_n_updates=1",
+    ]
+    assert fit("--run=r", *words, "--checkpoint.every_n_updates=1", "--trainer.callbacks+=ends.EndsAt2") == 0
+    return tmp_path / "r"
+
+
+ENDS_AT_2 = """
+    from lightning.pytorch import Callback
+
+    class EndsAt2(Callback):
+        def on_train_batch_end(self, trainer, module, *_):
+            trainer.should_stop = module.updates_done == 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "told"),
+    [
+        ("metrics.csv", 0, "no row of update 1 and 1 more"),
+        ("updates.csv", 0, "no row of update 1 and 1 more"),
+        ("updates.csv", 2, "no row of update 2"),
+        ("windows.csv", 1, "no row of update 2"),
+    ],
+)
+def test_a_run_that_has_lost_its_history_is_not_gone_on_with(broken_off, capsys, name, lines, told):
+    """Cut to so many lines, the first of which names the columns; not there at all for none."""
+    path = broken_off / name
+    kept = path.read_text().splitlines(keepends=True)[:lines]
+    path.write_text("".join(kept)) if kept else path.unlink()
+    before = {p: p.read_bytes() for p in broken_off.rglob("*") if p.is_file()}
+    capsys.readouterr()
+    assert main(["fit", "--resume=r"]) == 2
+    assert capsys.readouterr().err == (
+        f"rlvr-pl: --resume r: r/{name} has {told}, but the checkpoint is of update 2; put the file back, or begin "
+        "another run: --config r/config.yaml --run NEW\n"
+    )
+    assert {p: p.read_bytes() for p in broken_off.rglob("*") if p.is_file()} == before
+
+
+def test_rows_beyond_the_checkpoint_are_cut_and_lost_drift_is_made_again(broken_off, capsys):
+    """A kill may leave more rows than the checkpoint has; drift.csv is what the checkpoint holds as well."""
+    whole = (broken_off / "drift.csv").read_bytes()
+    with (broken_off / "updates.csv").open("a") as f:
+        f.write("3" + "," * (broken_off / "updates.csv").read_text().splitlines()[0].count(",") + "\n")
+    (broken_off / "drift.csv").unlink()
+    capsys.readouterr()
+    assert main(["fit", "--resume=r"]) == 0
+    assert "drift.csv: rows were missing; made again from the checkpoint" in capsys.readouterr().err
+    assert (broken_off / "drift.csv").read_bytes().startswith(whole)
+    assert [row["update"] for row in RunFolder(broken_off).table("updates.csv").rows()] == ["1", "2", "3"]
+
+
 def test_start_begins_with_a_fresh_optimizer(tmp_path):
     assert fit("--run=a") == 0
     assert fit("--run=b", "--start=a/snapshots/final", "--data.updates=1") == 0
