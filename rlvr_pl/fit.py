@@ -23,7 +23,7 @@ from rlvr_pl.callbacks.checkpoint import check_content, latest_checkpoint
 from rlvr_pl.data.module import RunData
 from rlvr_pl.errors import RunFailure, UserError
 from rlvr_pl.launch import agreed, rank_lost, said_once
-from rlvr_pl.mistakes import accuse, accuse_library
+from rlvr_pl.mistakes import accuse, accuse_library, accusing
 from rlvr_pl.module import RLVRModule
 from rlvr_pl.objectives.base import check_weights
 from rlvr_pl.quiet import quiet_lightning
@@ -97,8 +97,7 @@ def explain(error: BaseException, run: Run, cli: FitCLI) -> None:
             "another process of this run ended (killed, or its machine lost); the run ended after update "
             f"{module.updates_done}; continue it with --resume {path}"
         ) from error
-    graders = [module.grader, *getattr(module.grader, "graders", ())]
-    accuse(error, [module.objective, module.sampler, run.data, *graders, *cast("Any", cli.trainer).callbacks])
+    accuse(error, [*module.parts, run.data, *cast("Any", cli.trainer).callbacks])
     accuse_library(error, cli.trainer.loggers, cli.checkpoint)
 
 
@@ -335,13 +334,8 @@ def check_callbacks(trainer: Any, module: RLVRModule, begun: bool) -> None:
     trainer.strategy._lightning_module = module  # as Trainer.fit begins, so that a callback sees the module
     for callback in trainer.callbacks:
         if isinstance(callback, UpdateCallback):
-            try:
+            with accusing([callback]):
                 callback.check(trainer, begun)
-            except (UserError, OSError):
-                raise
-            except (Exception, SystemExit) as error:
-                accuse(error, [callback])
-                raise
 
 
 def check_data(module: RLVRModule, data: RunData) -> None:

@@ -7,6 +7,7 @@ Only rank 0 may look at the run folder and decide whether the run begins, goes o
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -25,17 +26,20 @@ from rlvr_pl.records import RunFolder
 Settled = tuple[RunFolder, Path | None]
 FOLDER, CHECKPOINT = "RLVR_PL_FOLDER", "RLVR_PL_CHECKPOINT"
 PATIENCE = timedelta(minutes=10)
+HEARING = 3.0
+"""Seconds that a rank gives rank 0, whose words are read first, to say what is wrong."""
 _stores: list[TCPStore] = []  # kept open as long as the process lives
 
 
 def agreed(settle: Callable[[], Settled]) -> Settled:
     """What `settle` gives on rank 0: the run folder, and the checkpoint to continue from.
 
-    Raises UserError on every rank when it does on rank 0.
+    Raises UserError on every rank when it does on rank 0, or when a rank has met a mistake before; of which `said_once`
+    has one say what it is.
     """
     cluster = launched_by()
     if cluster is not None and cluster.world_size() > 1:
-        return _over_the_network(cluster, settle)
+        return _over_the_network(cluster, _stores[-1], settle)
     if "LOCAL_RANK" in os.environ and FOLDER in os.environ and os.environ["LOCAL_RANK"] != "0":
         return _read(os.environ[FOLDER], os.environ[CHECKPOINT])
     folder, checkpoint = settle()
@@ -50,8 +54,11 @@ def launched_by() -> ClusterEnvironment | None:
 
 @contextmanager
 def said_once() -> Iterator[None]:
-    """Of the ranks that meet the same mistake, or the end of the rank that met it, the first says so; the others end
-    with its status and without a word."""
+    """Of the ranks that meet the same mistake, or the end of the rank that met it, one says so, rank 0 if it is among
+    them; the others end with its status and without a word. Ranks that were started all at once gather first."""
+    cluster = launched_by()
+    if cluster is not None and cluster.world_size() > 1:
+        _stores.append(_meet(cluster))
     try:
         yield
     except (UserError, RunFailure) as error:
@@ -74,7 +81,12 @@ def _said_before(status: int) -> int | None:
     if store is None:
         return None
     try:
+        patient_until = time.monotonic() + HEARING
+        while rank and not store.check(["said"]) and time.monotonic() < patient_until:
+            time.sleep(0.05)
         first = store.compare_set("said", "", f"{rank} {status}").decode().split()
+        for key in [f"read by {rank}"] if rank else ["folder", "checkpoint"]:  # for whom waits in `agreed`
+            store.set(key, "")
     except RuntimeError:  # rank 0, which keeps the store, has ended
         return status
     return None if int(first[0]) == rank else int(first[1])
@@ -90,27 +102,34 @@ def _store() -> tuple[Any, int]:
     return None, 0
 
 
-def _over_the_network(cluster: ClusterEnvironment, settle: Callable[[], Settled]) -> Settled:
+def _meet(cluster: ClusterEnvironment) -> TCPStore:
+    """What all ranks can read and write, once they are all there."""
     rank, size = cluster.global_rank(), cluster.world_size()
-    store = TCPStore(cluster.main_address, cluster.main_port + 1, size, rank == 0, PATIENCE, wait_for_workers=False)
-    _stores.append(store)
-    if rank:
-        mistake = store.get("mistake").decode()
-        folder, checkpoint = store.get("folder").decode(), store.get("checkpoint").decode()
-        store.set(f"read by {rank}", "")
-        if mistake:
-            raise UserError(mistake)
-        return _read(folder, checkpoint)
     try:
-        found, mistake = settle(), ""
-    except UserError as error:
-        found, mistake = None, str(error)
-    store.set("mistake", mistake)
-    store.set("folder", "" if found is None else str(found[0].path))
-    store.set("checkpoint", "" if found is None else str(found[1] or ""))
+        return TCPStore(cluster.main_address, cluster.main_port + 1, size, rank == 0, PATIENCE, wait_for_workers=True)
+    except dist.DistError:
+        raise RunFailure(
+            f"not all {size} processes of this run came within {PATIENCE}; start the command once for each of them"
+        ) from None
+
+
+def _over_the_network(cluster: ClusterEnvironment, store: TCPStore, settle: Callable[[], Settled]) -> Settled:
+    rank, size = cluster.global_rank(), cluster.world_size()
+    if rank:
+        try:
+            folder, checkpoint = store.get("folder").decode(), store.get("checkpoint").decode()
+        except dist.DistError:
+            raise UserError("rank 0 has ended") from None
+        if store.check(["said"]):
+            raise UserError("rank 0 has met a mistake")
+        store.set(f"read by {rank}", "")
+        return _read(folder, checkpoint)
+    found = settle()
+    store.set("folder", str(found[0].path))
+    store.set("checkpoint", str(found[1] or ""))
     store.wait([f"read by {other}" for other in range(1, size)])
-    if found is None:
-        raise UserError(mistake)
+    if store.check(["said"]):
+        raise UserError("another rank has met a mistake")
     return found
 
 

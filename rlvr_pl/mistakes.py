@@ -7,7 +7,8 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rlvr_pl.errors import UserError
@@ -164,11 +165,14 @@ def last_frame(error: BaseException, *files: str) -> traceback.FrameSummary | No
 
 def accuse(error: BaseException, parts: Sequence[Any]) -> None:
     """Raise a UserError that names the user's own class among `parts` in which an error arose, with its place. Does
-    nothing for our own classes, and for an error that passed through none of the user's.
+    nothing for our own classes, for an error that passed through none of the user's, and for a UserError, which says
+    itself what is wrong.
 
     Of several classes in one file it is the one whose method ran innermost; a function of the file that no method
     called is told under the first of them.
     """
+    if isinstance(error, UserError):
+        return
     own = [(part, files) for part in parts if (files := _own_files(type(part)))]
     running = [held for held in reversed(_holders(error)) if any(held is part for part, _ in own)]
     for part, files in [*(x for held in running for x in own if x[0] is held), *own]:
@@ -179,6 +183,18 @@ def accuse(error: BaseException, parts: Sequence[Any]) -> None:
         if isinstance(error, AttributeError) and error.obj is part:
             name = type(part).__name__
             raise UserError(f"{name} ({files[0]}): has no {error.name!r}; call super().__init__() first") from error
+
+
+@contextmanager
+def accusing(parts: Sequence[Any]) -> Iterator[None]:
+    """`accuse` what goes wrong inside: where it arises, because frames do not travel to another process. What a file
+    or a disk has to say stays as it is."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if not isinstance(error, OSError):
+            accuse(error, parts)
+        raise
 
 
 def accuse_library(error: BaseException, loggers: Sequence[Any], checkpoint: Any) -> None:

@@ -11,10 +11,10 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from lightning.pytorch import LightningModule
@@ -27,6 +27,7 @@ from rlvr_pl.cost import COSTS
 from rlvr_pl.errors import UserError
 from rlvr_pl.evaluation import evaluate_batch, header, summarize, write_items
 from rlvr_pl.grading.base import Grader
+from rlvr_pl.mistakes import accusing
 from rlvr_pl.model_weights import cast_weights
 from rlvr_pl.objectives.base import Objective, check_weights
 from rlvr_pl.policy import Policy
@@ -59,6 +60,7 @@ from rlvr_pl.update import (
 )
 
 MAX_GROUP_SIZE = 10**5
+T = TypeVar("T")
 
 
 class RLVRModule(LightningModule):
@@ -289,6 +291,20 @@ class RLVRModule(LightningModule):
         """The processes of the run, which share its rollouts."""
         return Ranks.of(self.trainer)
 
+    @property
+    def parts(self) -> list[Any]:
+        """What a user may have written of it: objective, sampler, grader and the graders within."""
+        return [self.objective, self.sampler, self.grader, *getattr(self.grader, "graders", ())]
+
+    def _together(self, compute: Callable[[], Sequence[T]]) -> list[T]:
+        """What `compute` gives on every rank; an error in a class of the user's is named on all of them."""
+
+        def named() -> Sequence[T]:
+            with accusing(self.parts):
+                return compute()
+
+        return self.ranks.together(named)
+
     def _ask(self, questions: Sequence[Question], number: int, clock: StageClock, attempt: int = 0) -> list[Rollout]:
         """A graded group for every question; each rank samples and grades its share of the rollouts."""
         with clock("sample"):
@@ -298,7 +314,7 @@ class RLVRModule(LightningModule):
         )
         asked = [question for question in questions for _ in range(self.group_size)]
         mine = self.ranks.part(len(requests))
-        rollouts = self.ranks.together(lambda: self._answered(asked[mine], requests[mine], mine.start, number, clock))
+        rollouts = self._together(lambda: self._answered(asked[mine], requests[mine], mine.start, number, clock))
         self.cost["prefill_tokens"] += sum(len(r.prompt_ids) for r in requests[:: self.group_size])
         self.cost["sampled_tokens"] += sum(len(r.completion.token_ids) for r in rollouts)
         self.cost["graded"] += len(rollouts)
@@ -376,7 +392,7 @@ class RLVRModule(LightningModule):
             answers = graded(self.policy, self.grader, owners[mine], drawn, require_box=box, heads=heads[mine])
             return [(completion, grade) for completion, (_, grade) in zip(drawn, answers)]
 
-        found = self.ranks.together(continued)
+        found = self._together(continued)
         self.cost["sampled_tokens"] += sum(len(c.token_ids) for c, _ in found)
         self.cost["prefill_tokens"] += sum(len(batch.prompt_ids[w.row]) + w.position for w in wishes)
         self.cost["graded"] += len(found)
@@ -479,7 +495,7 @@ class RLVRModule(LightningModule):
         self._panel.append(batch)
 
     def on_validation_epoch_end(self) -> None:
-        items = self.ranks.together(self._answer_panel)
+        items = self._together(self._answer_panel)
         summary = summarize(items)
         self.validation[self.updates_done] = summary["correct"]
         self.log_dict({f"val/{name}": float(value) for name, value in summary.items()}, batch_size=summary["n"])

@@ -64,10 +64,15 @@ def test_alone_an_error_is_raised_as_it_is():
 # ---- two processes ---------------------------------------------------------------------------------------------------
 
 
-def started(command: list[str], folder: Path) -> str:
-    """Run a command as a user would, and return its stderr."""
+def ended(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command as a user would, to its end."""
     where = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, env={**os.environ, **where}, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=folder, env={**os.environ, **where}, capture_output=True, text=True, check=False)
+
+
+def started(command: list[str], folder: Path) -> str:
+    """The stderr of a command that must succeed."""
+    done = ended(command, folder)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stderr
 
@@ -224,15 +229,15 @@ class EndAtTwo(Callback):
 """
 
 
-def under_torchrun(folder: Path, *words: str) -> str:
-    """The command on two ranks, which torchrun starts; its stderr."""
+def torchrun(folder: Path, *words: str) -> list[str]:
+    """The command on two ranks, which torchrun starts."""
     (folder / "ending.py").write_text(ENDING)
     (folder / "command.py").write_text(RLVR_PL)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}"]
-    return started([*torchrun, "--", "command.py", *words], folder)
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}"]
+    return [*start, "--", "command.py", *words]
 
 
 @pytest.fixture
@@ -248,7 +253,7 @@ def test_the_command_under_torchrun_and_its_resume_in_one_process(here, capsys, 
     """torchrun starts both ranks; rank 0 alone settles and writes. The run ends after two updates of four, and goes on
     in one process: every question comes once, in the order of a run that was never interrupted."""
     two = ["--trainer.devices=2", f"--trainer.strategy={strategy}", "--trainer.callbacks+=ending.EndAtTwo"]
-    told = under_torchrun(here, *WORDS, *two, "--precision.master_weights=true", "--run=two")
+    told = started(torchrun(here, *WORDS, *two, "--precision.master_weights=true", "--run=two"), here)
     assert told.count("stopped after 2 of 4 updates") == 1
     state = json.loads((here / "two" / "run.json").read_text())
     assert (state["state"], state["updates"]) == ("stopped", 2)
@@ -266,7 +271,7 @@ def test_a_run_of_one_process_goes_on_sharded(here, masters):
     settings = [*WORDS, f"--precision.master_weights={masters}"]
     (here / "ending.py").write_text(ENDING)
     assert main([*settings, "--trainer.callbacks+=ending.EndAtTwo", "--run=two"]) == 0
-    told = under_torchrun(here, "fit", "--resume=two", "--trainer.devices=2", f"--trainer.strategy={SHARDED}")
+    told = started(torchrun(here, "fit", "--resume=two", "--trainer.devices=2", f"--trainer.strategy={SHARDED}"), here)
     assert told.count("finished after 4 of 4 updates") == 1
     assert main([*settings, "--run=one"]) == 0
     assert same_questions(here)
@@ -291,6 +296,8 @@ import os
 import signal
 
 from rlvr_pl.callbacks import UpdateCallback
+from rlvr_pl.grading import ExactGrader
+from rlvr_pl.sampling.torch import TorchSampler
 
 class Both(UpdateCallback):
     def after_update(self, trainer, module, report):
@@ -305,33 +312,54 @@ class Killed(UpdateCallback):
     def after_update(self, trainer, module, report):
         if trainer.global_rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
+
+class Grades(ExactGrader):
+    def grade(self, requests, *, require_box):
+        raise KeyError("no")
+
+class Samples(TorchSampler):
+    def generate(self, requests, decoding, *more, **named):
+        if os.environ.get("LOCAL_RANK") == "1":
+            raise SystemExit("no")
+        return super().generate(requests, decoding, *more, **named)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "status", "told"),
+    ("part", "status", "told"),
     [
-        ("Both", 2, "Both ({file}:9, in after_update): ValueError: no"),
-        ("Second", 2, "Second ({file}:14, in after_update): ValueError: no"),
+        ("trainer.callbacks+=faults.Both", 2, "Both ({file}:11, in after_update): ValueError: no"),
+        ("trainer.callbacks+=faults.Second", 2, "Second ({file}:16, in after_update): ValueError: no"),
+        ("grader=faults.Grades", 2, "Grades ({file}:25, in grade): KeyError: 'no'"),
+        ("sampler=faults.Samples", 2, "Samples ({file}:30, in generate): SystemExit: no"),
         (
-            "Killed",
+            "trainer.callbacks+=faults.Killed",
             1,
             "another process of this run ended (killed, or its machine lost); the run ended after update 1; continue "
             "it with --resume run",
         ),
     ],
 )
-def test_what_ends_a_run_of_two_ranks_is_said_once(here, name, status, told):
+def test_what_ends_a_run_of_two_ranks_is_said_once(here, part, status, told):
     (here / "faults.py").write_text(FAULTS)
     (here / "command.py").write_text("from rlvr_pl.cli import entry; entry()\n")  # the second rank runs it by its name
-    words = [*WORDS, "--trainer.devices=2", "--trainer.strategy=ddp", f"--trainer.callbacks+=faults.{name}"]
-    where = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "command.py", *words, "--run=run"]
-    done = subprocess.run(command, env={**os.environ, **where}, capture_output=True, text=True, check=False)
+    words = [*WORDS, "--trainer.devices=2", "--trainer.strategy=ddp", f"--{part}"]
+    done = ended([sys.executable, "command.py", *words, "--run=run"], here)
     assert done.returncode == status
     lines = [line for line in done.stderr.splitlines() if not line.startswith("update ")]
     assert lines == ["rlvr-pl: " + told.format(file=here / "faults.py")]
+
+
+@pytest.mark.slow
+def test_a_mistake_in_the_settings_is_said_by_one_of_the_ranks_that_torchrun_started(here):
+    two = ["--trainer.devices=2", "--trainer.strategy=ddp"]
+    done = ended(torchrun(here, *WORDS, *two, "--objective=Nope", "--run=run"), here)
+    assert [line[:53] for line in done.stderr.splitlines() if line.startswith("rlvr-pl: ")] == [
+        "rlvr-pl: --objective Nope: no objective of that name;"
+    ]
+    assert "exitcode  : 2" in done.stderr and "exitcode  : 1" not in done.stderr
+    assert not (here / "run").exists()
 
 
 @pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_notebook"])
