@@ -70,7 +70,7 @@ def fit(argv: Sequence[str]) -> int:
             if first:
                 run.close()
                 print(run.outcome(), file=sys.stderr)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             explain(error, run, cli)
             raise
         finally:
@@ -85,6 +85,8 @@ def fit(argv: Sequence[str]) -> int:
 def explain(error: BaseException, run: Run, cli: FitCLI) -> None:
     """Raise the `UserError` or `RunFailure` that says in a line what ended a run; nothing where the fault is ours."""
     module, path = run.module, run.folder.path
+    if isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt):
+        error = error.__context__  # which Lightning puts a plain sys.exit() in the place of
     if isinstance(error, MisconfigurationException):  # what Lightning refuses when it begins
         raise UserError(" ".join(str(error).split())) from error
     if isinstance(error, OSError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -191,15 +192,21 @@ def accusing(parts: Sequence[Any]) -> Iterator[None]:
     or a disk has to say stays as it is."""
     try:
         yield
-    except (Exception, SystemExit) as error:
-        if not isinstance(error, OSError):
+    except BaseException as error:
+        if not (isinstance(error, OSError) or is_ctrl_c(error)):
             accuse(error, parts)
         raise
 
 
+def is_ctrl_c(error: BaseException) -> bool:
+    """Whether an error is Ctrl-C, and not a KeyboardInterrupt that somebody's code raised: it cannot be Ctrl-C while a
+    run has a handler of its own for the signal."""
+    return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def accuse_library(error: BaseException, loggers: Sequence[Any], checkpoint: Any) -> None:
     """Raise a UserError for an error of a logger (no key, no server), or of what a checkpoint was to be put into."""
-    what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    what = told(error)
     for held in _holders(error):
         if any(held is logger for logger in loggers):
             raise UserError(f"trainer.logger {type(held).__name__}: {what}") from error
@@ -275,5 +282,10 @@ def _own_files(cls: type) -> list[str]:
 
 
 def _accusation(error: BaseException, cls: type, frame: traceback.FrameSummary) -> str:
-    what = " ".join(str(error).split())
-    return f"{cls.__name__} ({frame.filename}:{frame.lineno}, in {frame.name}): {type(error).__name__}: {what}"
+    return f"{cls.__name__} ({frame.filename}:{frame.lineno}, in {frame.name}): {told(error)}"
+
+
+def told(error: BaseException) -> str:
+    """The kind of an error and its words, in one line."""
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__

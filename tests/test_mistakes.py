@@ -299,12 +299,12 @@ def test_a_run_folder_is_no_policy_but_has_some(tmp_path, capsys):
 # ---- classes and functions of the user's -----------------------------------------------------------------------------
 
 FAULTY = """
-import sys
-
+import asyncio, sys
 from lightning.pytorch import Callback
-
 from rlvr_pl.callbacks import DamageStop
+from rlvr_pl.grading import ExactGrader
 from rlvr_pl.objectives import GRPO
+
 
 class Choosy(GRPO):
     def __init__(self, taste: str = "sour"):
@@ -339,6 +339,20 @@ def leaves(completions):
 
 def silent(completions):
     return [None] * len(completions)
+
+def interrupts(completions):
+    raise KeyboardInterrupt
+
+async def gives_up(completions):
+    raise asyncio.CancelledError("enough")
+
+class Interrupts(Callback):
+    def on_train_batch_end(self, *_):
+        raise KeyboardInterrupt
+
+class InterruptsGrading(ExactGrader):
+    def grade(self, requests, *, require_box):
+        raise KeyboardInterrupt
 """
 
 
@@ -393,6 +407,19 @@ def test_a_fault_in_the_users_class_is_told_with_its_place_and_nothing_is_writte
             "reward function faulty.py:leaves: raised SystemExit: 3 ({file}:38)",
         ),
         (["--trainer.callbacks+=faulty.Quits"], "Quits ({file}:35, in on_train_batch_end): SystemExit: enough"),
+        (
+            ["--grader=Function", "--grader.path=faulty.py:interrupts"],
+            "reward function faulty.py:interrupts: raised KeyboardInterrupt ({file}:44)",
+        ),
+        (
+            ["--grader=Function", "--grader.path=faulty.py:gives_up"],
+            "reward function faulty.py:gives_up: raised CancelledError: enough ({file}:47)",
+        ),
+        (
+            ["--trainer.callbacks+=faulty.Interrupts"],
+            "Interrupts ({file}:51, in on_train_batch_end): KeyboardInterrupt",
+        ),
+        (["--grader=faulty.InterruptsGrading"], "InterruptsGrading ({file}:55, in grade): KeyboardInterrupt"),
     ],
 )
 def test_a_fault_that_shows_in_the_run_is_one_line_too(faulty, capsys, words, told):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlvr_pl.errors import UserError
+from rlvr_pl.mistakes import told
 from rlvr_pl.user_function import load_function, place
 
 Rows = Iterator[tuple[str, dict[str, Any]]]
@@ -47,8 +48,7 @@ def _prepared(rows: Rows, path: str) -> Rows:
         try:
             made = function(dict(row))
         except (Exception, SystemExit) as error:
-            line, what = place(error, function), " ".join(str(error).split())
-            raise UserError(f"data.prepare {path}: {place_} raised {type(error).__name__}: {what}{line}") from error
+            raise UserError(f"data.prepare {path}: {place_} raised {told(error)}{place(error, function)}") from error
         if made is None:
             continue
         if not isinstance(made, dict):

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from rlvr_pl.errors import UserError
 from rlvr_pl.grading.base import Grader, GradeRequest
 from rlvr_pl.grading.extract import extract
+from rlvr_pl.mistakes import is_ctrl_c, told
 from rlvr_pl.types import Grade, GradeStatus
 from rlvr_pl.user_function import load_function, place
 
@@ -77,10 +78,11 @@ class FunctionGrader(Grader):
             returned = self._function(**arguments)
             if inspect.isawaitable(returned):
                 returned = _wait(returned)
-        except (Exception, SystemExit) as error:
-            what = " ".join(str(error).split())
+        except BaseException as error:
+            if is_ctrl_c(error):
+                raise
             where = place(error, self._function)
-            raise UserError(f"reward function {self.path}: raised {type(error).__name__}: {what}{where}") from error
+            raise UserError(f"reward function {self.path}: raised {told(error)}{where}") from error
         return self._checked(returned, len(requests))
 
     def _checked(self, returned: Any, count: int) -> list[float | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import pickle
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,9 @@ async def slow(completions, **kwargs):
 
 def zero_truncated(completions, truncated, **kwargs):
     return [0.0 if t else 1.0 for t in truncated]
+
+def interrupts(completions, **kwargs):
+    raise KeyboardInterrupt
 
 def fails(completions, **kwargs):
     raise KeyError("no such column")
@@ -192,6 +196,18 @@ def test_a_copy_loads_its_function_again(rewards: str) -> None:
     copy = pickle.loads(pickle.dumps(FunctionGrader(f"{rewards}:by_length", 2.0)))
     assert (copy.path, copy.correct_at) == (f"{rewards}:by_length", 2.0)
     assert len(copy.grade(requests(2), require_box=True)) == 2
+
+
+def test_ctrl_c_in_a_function_is_no_mistake_of_it_while_python_handles_the_signal(rewards: str) -> None:
+    grader = FunctionGrader(f"{rewards}:interrupts")
+    with pytest.raises(KeyboardInterrupt):
+        grader.grade(requests(1), require_box=False)
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        with pytest.raises(UserError, match="interrupts: raised KeyboardInterrupt"):
+            grader.grade(requests(1), require_box=False)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_several_functions_with_weights(rewards: str) -> None:
