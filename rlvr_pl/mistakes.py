@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,15 +18,6 @@ OURS = ("rlvr_pl", "lightning", "torch", "builtins")
 # of a config file, on the command line the parser calls it unrecognized
 _UNKNOWN = re.compile(r"(?:Group '(?P<group>[\w.]+)' does not accept option|Option) '(?P<name>[^']+)'")
 _REFUSAL = re.compile(r"[a-z_]+(?:\.[a-z_]+)+: ")
-# Classes that a slot's base also has, and no run can use.
-UNFIT = (
-    "AcceleratedOptimizer",
-    "DummyLogger",
-    "LBFGS",
-    "MegatronLMOptimizerWrapper",
-    "ReduceLROnPlateau",
-    "SparseAdam",
-)
 NOISE = (
     "Does not validate", "Subtypes:", "Subclass types expect", "Errors:", "Expected a <class 'NoneType'>",
     "Given value", "Parser key", "Not a valid subclass", "a class path (str)", "a dict with", "a dict without",
@@ -52,12 +43,13 @@ def named_class(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def worded(message: str, slots: Mapping[str, type]) -> str:
+def worded(message: str, slots: Mapping[str, type], fit: Callable[[type], bool] = lambda cls: True) -> str:
     """The parser's account of a mistake in one line: the key, what is wrong, and what would be right.
 
     Args:
         message: what the parser raised.
         slots: key -> base class of the settings that name a class.
+        fit: whether a run can use a class; others are not listed.
     """
     if absent := re.fullmatch(r"the following arguments are required: ([\w.]+)", message):
         return f"--{absent[1]} null: it needs a value; give one, or leave it out for the default"
@@ -68,7 +60,7 @@ def worded(message: str, slots: Mapping[str, type]) -> str:
         return f"--{key} null: it needs a value; set --{key}.NAME=..., or leave it out for the default"
     slot = next((name for name in slots if key == name or key.startswith(f"{name}.")), None)
     return (
-        _no_such_class(message, slot, slots)
+        _no_such_class(message, slot, slots, fit)
         or _no_such_setting(message)
         or _setting_missing(message, key)
         or _plain(message, key)
@@ -83,12 +75,14 @@ def key_of(message: str) -> str:
     return ".".join(dict.fromkeys(part for k in keys for part in k.split(".")))
 
 
-def _no_such_class(message: str, slot: str | None, slots: Mapping[str, type]) -> str | None:
+def _no_such_class(
+    message: str, slot: str | None, slots: Mapping[str, type], fit: Callable[[type], bool]
+) -> str | None:
     unknown = re.search(r"Expected a dot import path string: (.*)", message)
     if slot is None or unknown is None or "Problem with given class_path" in message:
         return None
     base = slots[slot]
-    known = [(name, cls) for name, cls in known_classes(base).items() if not name.startswith("_") and name not in UNFIT]
+    known = [(name, cls) for name, cls in known_classes(base).items() if not name.startswith("_") and fit(cls)]
     own = base.__name__ == "Callback"  # of Lightning's own callbacks a run takes few
     names = ", ".join(name for name, cls in known if not (own and cls.__module__.startswith("lightning.")))
     what = slot.rpartition(".")[2].removesuffix("s")

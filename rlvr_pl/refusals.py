@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from torch.optim import Optimizer, SparseAdam
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from rlvr_pl.errors import UserError
 from rlvr_pl.mistakes import named_class
@@ -47,6 +49,13 @@ REFUSED = {
     "BaseFinetuning": "it freezes layers by epochs; to train a part of the weights set policy.peft",
     "BackboneFinetuning": "it freezes layers by epochs; to train a part of the weights set policy.peft",
 }
+# Of libraries, whose classes are found with the others.
+INTERNAL = ("AcceleratedOptimizer", "DummyLogger", "MegatronLMOptimizerWrapper")
+# What to choose in the place of a class that is unfit.
+OTHERS = {
+    "optimizer": "AdamW, SGD or another of torch.optim",
+    "lr_scheduler": "WarmupCosine, LinearLR (a warm-up) or another of torch.optim.lr_scheduler",
+}
 
 
 def specs(value: Any) -> list[Any]:
@@ -69,26 +78,26 @@ def refuse_settings(config: Any, default: Callable[[str], Any]) -> None:
         name = spec.class_path.rpartition(".")[2]
         if name in REFUSED and not spec.class_path.startswith("rlvr_pl."):
             raise UserError(f"trainer.callbacks {name}: {REFUSED[name]}; leave it out")
-    _refuse_optimizer(config.optimizer.class_path)
-    scheduler = config.get("lr_scheduler")
-    if scheduler is not None and scheduler.class_path.endswith("ReduceLROnPlateau"):
-        raise UserError(
-            "lr_scheduler ReduceLROnPlateau: waits for a figure, and rates here are a function of the update; choose "
-            "WarmupCosine, LinearLR (a warm-up) or another of torch.optim.lr_scheduler"
-        )
+    for slot, others in OTHERS.items():
+        spec = config.get(slot)
+        if spec is not None and (why := why_unfit(named_class(spec.class_path))) is not None:
+            raise UserError(f"--{slot} {spec.class_path.rpartition('.')[2]}: {why}; choose {others}")
 
 
-def _refuse_optimizer(class_path: str) -> None:
-    """UserError for an optimizer that cannot take the one step an update has for it."""
-    name = class_path.rpartition(".")[2]
-    closure = inspect.signature(named_class(class_path).step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
-        why = "it computes the loss again and again within a step (a closure), and an update has one gradient"
-    elif name == "SparseAdam":
-        why = "it takes sparse gradients, and a policy's are dense"
-    else:
-        return
-    raise UserError(f"--optimizer {name}: {why}; choose AdamW, SGD or another of torch.optim")
+def why_unfit(cls: type) -> str | None:
+    """Why no run can use an optimizer, a scheduler or a logger, although its slot would take it; None for one that it
+    can use."""
+    if cls.__name__ in INTERNAL:
+        return "a library keeps it for its own use"
+    if issubclass(cls, Optimizer):
+        closure = inspect.signature(cls.step).parameters.get("closure")
+        if closure is not None and closure.default is closure.empty:
+            return "it computes the loss again and again within a step (a closure), and an update has one gradient"
+        if issubclass(cls, SparseAdam):
+            return "it takes sparse gradients, and a policy's are dense"
+    if issubclass(cls, ReduceLROnPlateau):
+        return "it waits for a figure, and rates here are a function of the update"
+    return None
 
 
 def check_strategy(strategy: Strategy, policy: Policy) -> None:

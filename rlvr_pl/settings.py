@@ -35,7 +35,7 @@ from rlvr_pl.objectives.base import Objective
 from rlvr_pl.policy import Policy, load_policy
 from rlvr_pl.precision import BF16Precision
 from rlvr_pl.records import RunFolder
-from rlvr_pl.refusals import check_strategy, refuse_settings, specs
+from rlvr_pl.refusals import check_strategy, refuse_settings, specs, why_unfit
 from rlvr_pl.sampling.base import Sampler
 from rlvr_pl.schedulers import WarmupCosine
 from rlvr_pl.sharded_strategy import ShardedStrategy
@@ -115,7 +115,7 @@ class FitCLI(LightningCLI):
         try:
             super().parse_arguments(parser, args)
         except (ArgumentError, UnicodeDecodeError) as error:
-            text = worded(str(error), CLASSES)
+            text = worded(str(error), CLASSES, lambda cls: why_unfit(cls) is None)
             help_ = "; see rlvr-pl fit --help" if text.startswith(("unrecognized arguments", "argument ")) else ""
             raise UserError(self._located(text, key_of(str(error))) + help_) from None
         except SystemExit as stop:

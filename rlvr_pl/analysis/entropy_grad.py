@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlvr_pl.analysis.command import Result, Table, add_output_arguments, check_file, jsonable, progress_console
+from rlvr_pl.analysis.command import Result, Table, add_output_arguments, check_file, jsonable, progress_bar
 from rlvr_pl.core.entropy_gradient import CLASSES, class_rates, cosine, effect, rollout_classes
 from rlvr_pl.errors import UserError
 
@@ -309,10 +309,10 @@ def _check(args: argparse.Namespace) -> None:
 @contextmanager
 def _progress() -> Iterator[Stage]:
     """Bars with ETA on stderr: ``stage(name, total)`` begins one and gives a function that is told how much is done."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=progress_console(), transient=True) as bar:
+    with progress_bar(*columns) as bar:
 
         def stage(name: str, total: int) -> Callable[[int], None]:
             task = bar.add_task(name, total=total)

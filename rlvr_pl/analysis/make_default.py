@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlvr_pl.analysis.command import Result, Table, add_output_arguments, progress_console
+from rlvr_pl.analysis.command import Result, Table, add_output_arguments, progress_bar
 from rlvr_pl.data import walk
 from rlvr_pl.errors import UserError
 from rlvr_pl.records import atomic_write_text, check_place, sha256_file
@@ -103,7 +103,7 @@ def _one_thread() -> Iterator[None]:
 @contextlib.contextmanager
 def _progress(what: str, steps: int) -> Iterator[Callable[[float], None]]:
     """A bar with ETA on stderr; the function is told the loss of each step."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     columns = (
         TextColumn(what),
@@ -112,6 +112,6 @@ def _progress(what: str, steps: int) -> Iterator[Callable[[float], None]]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[loss]}"),
     )
-    with Progress(*columns, console=progress_console()) as bar:
+    with progress_bar(*columns) as bar:
         task = bar.add_task(what, total=steps, loss="")
         yield lambda loss: bar.update(task, advance=1, loss=f"loss {loss:.3f}")

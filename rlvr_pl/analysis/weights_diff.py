@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlvr_pl.analysis.command import Result, Table, add_output_arguments, progress_console
+from rlvr_pl.analysis.command import Result, Table, add_output_arguments, progress_bar
 from rlvr_pl.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,12 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from rich.progress import Progress
-
     with ExitStack() as stack:
         start, checkpoint = Weights(args.start, stack), Weights(args.checkpoint, stack)
         pairs = matched_names(start, checkpoint)
-        bar = stack.enter_context(Progress(console=progress_console(), transient=True))
+        bar = stack.enter_context(progress_bar())
         counts: dict[str, np.ndarray] = {}
         for name, in_start, in_checkpoint in bar.track(pairs, description="tensors"):
             counts.setdefault(module_of(name), np.zeros((2, len(BINS)), dtype=np.int64))

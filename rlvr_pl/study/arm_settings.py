@@ -45,6 +45,9 @@ def changed(
 ) -> list[tuple[str, str, str]]:
     """[(setting, old value, new value)] of settings that differ; of a part with another class only its class.
 
+    These are two accounts of one arm, any difference of which is a reason to refuse. `resolve.differences` is of two
+    arms and for readers: it leaves out what must match anyway, and of another class tells what the arm says of it.
+
     A setting that the old ones do not have at all is one that an earlier version did not know: its default changes
     nothing, so that it counts only where `said`, the arm in its own words, names it.
     """

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from rlvr_pl.analysis import weights_diff
+from rlvr_pl.cli import main
 
 
 def folder(path: Path, tensors: dict[str, torch.Tensor], *, tied: bool = False, shards: int = 1) -> Path:
@@ -52,6 +53,12 @@ def test_by_module_and_by_magnitude(tmp_path: Path, command) -> None:
     assert up["[0.0001, 0.001)"]["changed"] == 2
     assert up["[0.1, inf)"]["weights"] >= 6
     assert sum(row["weights"] for row in data["by_magnitude"].values()) == 456
+
+
+def test_where_no_terminal_shows_a_bar_nothing_is_left_of_it(tmp_path: Path, capsys) -> None:
+    a, b = folder(tmp_path / "a", model()), folder(tmp_path / "b", model())
+    assert main(["weights-diff", str(a), str(b), "--json"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_pieces_do_not_change_the_counts(tmp_path: Path, command, monkeypatch: pytest.MonkeyPatch) -> None:
