@@ -70,7 +70,7 @@ def fit(argv: Sequence[str]) -> int:
             if first:
                 run.close()
                 print(run.outcome(), file=sys.stderr)
-        except BaseException as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             explain(error, run, cli)
             raise
         finally:

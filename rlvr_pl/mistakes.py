@@ -186,7 +186,7 @@ def accusing(parts: Sequence[Any]) -> Iterator[None]:
     or a disk has to say stays as it is."""
     try:
         yield
-    except BaseException as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         if not (isinstance(error, OSError) or is_ctrl_c(error)):
             accuse(error, parts)
         raise

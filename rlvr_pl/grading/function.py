@@ -78,7 +78,7 @@ class FunctionGrader(Grader):
             returned = self._function(**arguments)
             if inspect.isawaitable(returned):
                 returned = _wait(returned)
-        except BaseException as error:
+        except (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
             if is_ctrl_c(error):
                 raise
             where = place(error, self._function)
