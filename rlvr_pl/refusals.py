@@ -14,6 +14,7 @@ from rlvr_pl.errors import UserError
 from rlvr_pl.mistakes import named_class
 from rlvr_pl.policy import Policy
 from rlvr_pl.sharded_strategy import ShardedStrategy
+from rlvr_pl.slots import CALLBACKS, STANDING
 
 # What Lightning would refuse, or worse, half follow, in a module that steps by itself.
 ELSEWHERE = {
@@ -47,6 +48,8 @@ REFUSED = {
     "BatchSizeFinder": "an update is as large as data.questions_per_update x model.group_size says",
     "LearningRateFinder": "it trains by losses of its own batches, and here a batch is sampled",
     "BaseFinetuning": "it freezes layers by epochs; to train a part of the weights set policy.peft",
+    "RichProgressBar": "the progress of a run is shown by RunProgress, whose settings are progress.*",
+    "TQDMProgressBar": "the progress of a run is shown by RunProgress, whose settings are progress.*",
     "BackboneFinetuning": "it freezes layers by epochs; to train a part of the weights set policy.peft",
 }
 # Of libraries, whose classes are found with the others.
@@ -78,10 +81,20 @@ def refuse_settings(config: Any, default: Callable[[str], Any]) -> None:
         name = spec.class_path.rpartition(".")[2]
         if name in REFUSED and not spec.class_path.startswith("rlvr_pl."):
             raise UserError(f"trainer.callbacks {name}: {REFUSED[name]}; leave it out")
+        _refuse_standing(spec.class_path)
     for slot, others in OTHERS.items():
         spec = config.get(slot)
         if spec is not None and (why := why_unfit(named_class(spec.class_path))) is not None:
             raise UserError(f"--{slot} {spec.class_path.rpartition('.')[2]}: {why}; choose {others}")
+
+
+def _refuse_standing(class_path: str) -> None:
+    """UserError for a second one of what every run has, which would record, validate or save everything twice."""
+    groups = {cls.__name__: (cls, f"its settings are {group}.*") for group, cls in STANDING.items()}
+    groups["RunRecord"] = CALLBACKS["RunRecord"], "it has no settings"
+    name = class_path.rpartition(".")[2]
+    if name in groups and named_class(class_path) is groups[name][0]:
+        raise UserError(f"trainer.callbacks {name}: every run has one already ({groups[name][1]}); leave it out")
 
 
 def why_unfit(cls: type) -> str | None:

@@ -89,6 +89,17 @@ def test_errors_are_worded():
             ["--trainer.callbacks+=DamageStop", "--trainer.callbacks+=DamageStop"],
             ["--trainer.callbacks: DamageStop is there twice; leave one of the two out"],
         ),
+        (
+            ["--trainer.callbacks+=RolloutRecorder"],
+            ["RolloutRecorder: every run has one already (its settings are recorder.*); leave it out"],
+        ),
+        (["--trainer.callbacks+=rlvr_pl.callbacks.Validation"], ["Validation: every run has one already"]),
+        (["--trainer.callbacks+=RunCheckpoint"], ["RunCheckpoint: every run has one already"]),
+        (["--trainer.callbacks+=RunRecord"], ["RunRecord: every run has one already (it has no settings)"]),
+        (
+            ["--trainer.callbacks+=RichProgressBar"],
+            ["trainer.callbacks RichProgressBar: the progress of a run is shown by RunProgress"],
+        ),
         (["--trainer.logger=Nope"], ["--trainer.logger Nope: no logger of that name; there are CSVLogger, "]),
         (["--optimizer=Adamm"], ["--optimizer Adamm: no optimizer of that name; there are ", ", AdamW, "]),
         (["--lr_scheduler=Nope"], ["--lr_scheduler Nope: no lr_scheduler of that name", ", WarmupCosine, or give"]),
