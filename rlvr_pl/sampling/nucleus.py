@@ -1,22 +1,29 @@
-"""Exact top-p sampling by partial selection, inverted from one uniform a row.
+"""Exact top-p sampling without sorting the vocabulary, inverted from one uniform a row.
 
 The nucleus is that of the supplied recipe (`top_p_filter` of reasoning-from-scratch 0.2.0): probabilities sorted in
 descending order, equal ones by token id, up to the first entry with ``fl32(cumulative) - p >= top_p`` in FP32
-arithmetic (so the crossing token is kept, and the first entry always). Only the largest few entries are sorted; a row
-whose nucleus does not end among them is sorted in full, so the result never depends on the shortcut.
+arithmetic (so the crossing token is kept, and the first entry always). Only entries near the two places that matter,
+where the nucleus ends and where the uniform falls, are ever put in order. For a large vocabulary on a CPU these are
+found by sums over bins of equal leading bits. Elsewhere the largest few entries are sorted; a row that these do not
+settle is sorted in full. So the result never depends on the shortcut.
 """
 
 from __future__ import annotations
+
+import sys
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# Longest rows of which the whole batch is sorted at once; longer ones go one by one through the cache.
+# Longest rows of which a CPU sorts the whole batch at once; longer ones go one by one through the cache.
 _SHORT = 8192
-# Entries between two of the coarse cumulative sums of a long row.
-_STRETCH = 1024
+# Which of an FP32's two halves has its sign and exponent.
+_UPPER = 1 if sys.byteorder == "little" else 0
+# By what sums may be off: the nucleus ends where a cumulative sum, a difference and top_p, each rounded to FP32 (2^-25
+# at most below 1), meet; sums of the same FP64 terms in another order are apart by far less than this.
+_FP32_SLACK, _FP64_SLACK = 2e-7, 1e-10
 
 
 def sample(probs: Tensor, uniform: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
@@ -34,32 +41,18 @@ def sample(probs: Tensor, uniform: Tensor, top_p: float) -> tuple[Tensor, Tensor
         Token ids [n] int64, and their log-probs [n] FP32 under the renormalised nucleus.
     """
     vocabulary = probs.shape[1]
+    if vocabulary > _SHORT and probs.device.type == "cpu":
+        found = [_invert_row(row, u, top_p) for row, u in zip(probs.numpy(), uniform.tolist())]
+        ids, logprobs = zip(*found) if found else ((), ())
+        return torch.tensor(ids, dtype=torch.long), torch.tensor(logprobs, dtype=probs.dtype)
     width = 128 if vocabulary <= _SHORT else 2048
     if width * 4 > vocabulary:
         return _invert(probs, largest(probs, vocabulary), uniform, top_p)[:2]
-    if vocabulary > _SHORT and probs.device.type == "cpu":
-        return _sample_long(probs, uniform, top_p, width)
     ids, logprobs, open_ended = _invert(probs, largest(probs, width), uniform, top_p)
     if open_ended.any():
         rest = open_ended.nonzero()[:, 0]
         full = probs[rest]
         ids[rest], logprobs[rest], _ = _invert(full, largest(full, vocabulary), uniform[rest], top_p)
-    return ids, logprobs
-
-
-def _sample_long(probs: Tensor, uniform: Tensor, top_p: float, width: int) -> tuple[Tensor, Tensor]:
-    """`sample` for long rows on a CPU: by the `width` largest entries where these may settle the row."""
-    ids = torch.empty(len(probs), dtype=torch.long)
-    logprobs = torch.empty(len(probs), dtype=probs.dtype)
-    # `width` entries have no more mass than so many times the largest, and must reach top_p, or at 1 the row's target
-    within = probs.amax(1) * width >= 0.99 * (uniform if top_p == 1 else top_p)
-    some = within.nonzero()[:, 0]
-    if len(some):
-        here = probs if len(some) == len(probs) else probs[some]
-        ids[some], logprobs[some], open_ended = _invert(here, largest(here, width), uniform[some], top_p)
-        within[some] = ~open_ended
-    for row in (~within).nonzero()[:, 0].tolist():
-        ids[row], logprobs[row] = _invert_row(probs[row].numpy(), float(uniform[row]), top_p)
     return ids, logprobs
 
 
@@ -75,7 +68,7 @@ def _invert(probs: Tensor, top: Tensor, uniform: Tensor, top_p: float) -> tuple[
         target = uniform[:, None] * mass
     else:
         last = torch.full_like(uniform, width - 1, dtype=torch.long)[:, None]
-        mass = sums[:, -1:] if top.shape == probs.shape else _mass(probs)
+        mass = sums[:, -1:] if top.shape == probs.shape else probs.sum(1, keepdim=True, dtype=torch.float64)
         target = uniform[:, None] * mass
         open_ended = target >= sums[:, -1:]
     # a product that rounds up to the whole mass still names the last entry
@@ -85,54 +78,49 @@ def _invert(probs: Tensor, top: Tensor, uniform: Tensor, top_p: float) -> tuple[
     return _locate(probs, top, rank, value), logprobs, open_ended[:, 0]
 
 
-def _mass(probs: Tensor) -> Tensor:
-    """Sums of the rows [n, 1] in FP64. (torch's are slow for long rows on a CPU.)"""
-    if probs.device.type != "cpu" or probs.shape[1] <= _SHORT:
-        return probs.sum(1, keepdim=True, dtype=torch.float64)
-    starts = np.arange(0, probs.shape[1], _STRETCH)
-    return torch.from_numpy(np.add.reduceat(probs.numpy(), starts, axis=1, dtype=np.float64).sum(1, keepdims=True))
-
-
 def _invert_row(probs: NDArray[np.float32], uniform: float, top_p: float) -> tuple[int, float]:
-    """Token and log-prob of one long row by a full sort; sums are exact only around the two places that matter."""
-    top = np.sort(probs)[::-1]
-    coarse = np.add.reduceat(top, np.arange(0, len(top), _STRETCH), dtype=np.float64).cumsum()
+    """Token and log-prob of one long row without sorting it: entries are summed by their upper 16 bits (sign, exponent
+    and 7 bits of the fraction), and only those of the bins in which the sums cross a value are sorted."""
+    mass_of = np.bincount((probs.view(np.uint32) >> 16).astype(np.intp), weights=probs)
+    filled = np.flatnonzero(mass_of)[::-1]
+    above = np.concatenate([[0.0], mass_of[filled].cumsum()])  # each filled bin: the mass of larger ones
+    if np.isnan(above[-1]):
+        return 0, np.nan
+    # bin i has the entries from edges[i + 1] to below edges[i]
+    edges = (np.concatenate([filled[:1] + 1, filled]).astype(np.uint32) << 16).view(np.float32)
 
-    def near(value: float) -> tuple[int, NDArray[np.float32], NDArray[np.float64]]:
-        """Where the sums cross `value`, a stretch before and after included: first index, entries, their sums."""
-        stretch = max(0, int(np.searchsorted(coarse, value)) - 1)
-        entries = top[stretch * _STRETCH : (stretch + 3) * _STRETCH]
-        return stretch * _STRETCH, entries, entries.cumsum(dtype=np.float64) + (coarse[stretch - 1] if stretch else 0)
+    def near(value: float, slack: float) -> tuple[int, NDArray[np.float32], NDArray[np.float64]]:
+        """The entries of the bins in which the sums cross `value`, give or take: rank of the first, entries, sums."""
+        first, last = np.searchsorted(above[1:-1], [value - slack, value + slack], side="right").tolist()
+        larger = probs >= edges[first]
+        entries = np.sort(probs[(probs >= edges[last + 1]) ^ larger])[::-1]
+        return np.count_nonzero(larger), entries, entries.cumsum(dtype=np.float64) + above[first]
 
-    last, mass = len(top) - 1, coarse[-1]
+    last, mass = len(probs) - 1, above[-1]
     if top_p < 1:
-        first, entries, sums = near(top_p)
+        first, entries, sums = near(top_p, _FP32_SLACK)
         ended = sums.astype(np.float32) - entries >= np.float32(top_p)
-        if ended.any():
-            count = max(1, int(ended.argmax()))
-            last, mass = first + count - 1, sums[count - 1]
-    first, entries, sums = near(uniform * mass)
-    rank = min(first + int(np.searchsorted(sums, uniform * mass, side="right")), last)
-    value = top[rank]
+        count = max(1, int(ended.argmax())) if ended.any() else len(entries)
+        last, mass = first + count - 1, sums[count - 1]
+    target = uniform * mass
+    first, entries, sums = near(target, _FP64_SLACK)
+    rank = min(int(np.searchsorted(sums, target, side="right")), len(entries) - 1, last - first)
+    value = entries[rank]
     ids = np.flatnonzero(probs == value)
-    skip = rank - np.count_nonzero(top > value) if len(ids) > 1 else 0
-    return (int(ids[skip]) if len(ids) else 0), float(np.log(value / mass))
+    skip = rank - np.count_nonzero(entries > value) if len(ids) > 1 else 0
+    return int(ids[skip]), float(np.log(value / mass))
 
 
 def largest(probs: Tensor, width: int) -> Tensor:
     """The `width` largest entries of each row in descending order (values only, so equal ones need no order)."""
-    rows, vocabulary = probs.shape
+    vocabulary = probs.shape[1]
     if probs.device.type != "cpu":
         return probs.topk(width).values if width < vocabulary else probs.sort(descending=True).values
-    # NumPy's partition and sort of FP32 are vectorised: about 5 and 20 times as fast as torch's topk and sort on a CPU
-    values, top = probs.numpy(), np.empty((rows, width), np.float32)
-    step = rows if vocabulary <= _SHORT else 1
-    for i in range(0, rows, step):
-        some = values[i : i + step]
-        if width < vocabulary:
-            some = np.partition(some, vocabulary - width, axis=1)[:, vocabulary - width :]
-        top[i : i + step] = np.sort(some, axis=1)[:, ::-1]
-    return torch.from_numpy(top)
+    # NumPy's partition and sort of FP32 are vectorised: up to 5 and 20 times as fast as torch's topk and sort on a CPU
+    top = probs.numpy()
+    if width < vocabulary:
+        top = np.partition(top, vocabulary - width, axis=1)[:, vocabulary - width :]
+    return torch.from_numpy(np.sort(top, axis=1)[:, ::-1].copy())
 
 
 def _first(mask: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -86,12 +88,12 @@ def test_equals_the_stable_sort_with_many_ties(weights: list[list[int]], top_p: 
     torch.testing.assert_close(logprobs.double(), expected_logprobs, rtol=0, atol=1e-6)
 
 
-# 300 and 1,200: whole-batch selection of 128; 9,000 and 20,000: row by row, of 2,048. Scale 0: all equal; 0.3: the
-# nucleus is most of the vocabulary, so selection falls back; 4: a handful of tokens.
+# 300 and 1,200: selection of the largest 128; 9,000 and 20,000: bins. Scale 0: all equal; 0.3: the nucleus is most of
+# the vocabulary, so selection falls back; 4: a handful of tokens.
 @pytest.mark.parametrize("vocabulary", [300, 1200, 9000, 20_000])
 @pytest.mark.parametrize("scale", [0.0, 0.3, 1.0, 4.0])
 @pytest.mark.parametrize("top_p", [0.5, 0.9, 0.99, 1.0])
-def test_partial_selection_equals_the_full_sort(vocabulary: int, scale: float, top_p: float):
+def test_shortcuts_equal_the_full_sort(vocabulary: int, scale: float, top_p: float):
     generator = torch.Generator().manual_seed(vocabulary)
     logits = torch.randn(6, vocabulary, generator=generator) * scale
     logits[::2] = (logits[::2] * 8).round() / 8  # every other row full of ties
@@ -103,22 +105,53 @@ def test_partial_selection_equals_the_full_sort(vocabulary: int, scale: float, t
     torch.testing.assert_close(logprobs.double(), expected_logprobs, rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("top_p", [0.9, 1.0])
-def test_rows_that_no_selection_settles_are_not_selected_from(monkeypatch: pytest.MonkeyPatch, top_p: float):
-    """Of 20,000 equal entries 2,048 hold 0.1, of a row with one of 0.5 more than enough. At top_p 1 the target of the
-    uniform decides: 0.05003 lies within the largest 2,048 even of the flat row."""
-    flat, steep = torch.ones(1, 20_000), torch.ones(1, 20_000)
-    steep[0, 7] = 20_000
-    probs = torch.cat([flat, steep, flat, steep])
-    probs /= probs.sum(1, keepdim=True)
-    uniform = torch.tensor([0.60003, 0.6, 0.05003, 0.3], dtype=torch.float64)
-    real, selected = nucleus.largest, []
-    monkeypatch.setattr(nucleus, "largest", lambda p, width: selected.append(len(p)) or real(p, width))
-    ids, logprobs = nucleus.sample(probs, uniform, top_p)
-    expected_ids, expected_logprobs = draw_plainly(probs, uniform, top_p)
-    assert ids.tolist() == expected_ids.tolist()
-    torch.testing.assert_close(logprobs.double(), expected_logprobs, rtol=0, atol=2e-6)
-    assert selected == [2 if top_p < 1 else 3]
+LONG = 9000
+
+
+def long_row(*stretches: tuple[int, float]) -> Tensor:
+    """[1, LONG] FP32: so many entries of a probability each, the rest 0, in an order of no meaning."""
+    entries = torch.cat([torch.full((count,), value, dtype=torch.float64) for count, value in stretches])
+    table = torch.zeros(LONG, dtype=torch.float64)
+    table[: len(entries)] = entries
+    return table[torch.randperm(LONG, generator=torch.Generator().manual_seed(0))].float()[None]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    stretches=st.lists(st.tuples(st.integers(1, 2000), st.integers(-40, 0), st.integers(0, 3)), min_size=1, max_size=4),
+    top_p=st.sampled_from([1e-9, 0.25, 0.5, 0.75, 0.9, 0.999, 1 - 1e-7, 1.0]),
+    uniform=st.sampled_from([0.0, 0.25, 0.5, 0.75, 1 - 2.0**-53]) | st.floats(0, 1, exclude_max=True),
+)
+def test_long_rows_equal_the_stable_sort(stretches, top_p: float, uniform: float):
+    """Stretches of equal entries in the same bin, in neighbouring bins and far apart, and a tail of zeros."""
+    probs = long_row(*((count, 2.0**power * (1 + tail / 256)) for count, power, tail in stretches))
+    probs = (probs.double() / probs.double().sum()).float()
+    drawn, logprobs = nucleus.sample(probs, torch.tensor([uniform], dtype=torch.float64), top_p)
+    ordered, order = torch.sort(probs[0], descending=True, stable=True)
+    sums = ordered.double().cumsum(0)
+    kept = len(ordered)
+    if top_p < 1:  # the arithmetic of `top_p_filter` on sums that are right
+        ended = sums.float() - ordered >= torch.tensor(top_p, dtype=torch.float32)
+        kept = max(1, int(ended.long().argmax())) if ended.any() else kept
+    mass = float(sums[kept - 1])
+    target = uniform * mass
+    # FP64 sums of 8,000 terms that make 1, in whatever order, are apart by 8,000 * 2^-53 < 1e-12; where the target is
+    # that near to an edge, the entry across it is as right
+    edges = torch.tensor([target - 1e-12, target + 1e-12], dtype=torch.float64)
+    low, high = torch.searchsorted(sums, edges, right=True).clamp(max=kept - 1).tolist()
+    assert int(drawn) in order[low : high + 1].tolist()
+    # FP32 rounds a number below 32 by 2^-20
+    assert logprobs.item() == pytest.approx(math.log(float(probs[0, drawn]) / mass), abs=1e-6)
+
+
+def test_a_nucleus_that_ends_at_the_edge_of_a_bin():
+    """0.5 + 0.25 = top_p: the first entry of the next bin is out, however the uniform falls."""
+    probs = long_row((1, 0.5), (1, 0.25), (4, 0.0625))
+    first, second = (int((probs[0] == value).nonzero()) for value in (0.5, 0.25))
+    for uniform, token in ((0.0, first), (2 / 3 - 1e-9, first), (2 / 3 + 1e-9, second), (1 - 2.0**-53, second)):
+        ids, logprobs = nucleus.sample(probs, torch.tensor([uniform], dtype=torch.float64), 0.75)
+        assert ids.item() == token
+        assert logprobs.item() == pytest.approx(np.log(2 / 3 if token == first else 1 / 3), abs=1e-6)
 
 
 @pytest.mark.parametrize("vocabulary", [8, 600, 20_000])
