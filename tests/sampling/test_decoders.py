@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from rlvr_pl.core import products
+from rlvr_pl.sampling import fused
 from rlvr_pl.sampling.decoder import Decoder, ForwardDecoder
 from rlvr_pl.sampling.fused import FusedDecoder, fusable
 
@@ -136,13 +137,39 @@ def test_a_large_head_goes_to_onednn_in_blocks(monkeypatch: pytest.MonkeyPatch, 
     808; rows are filled up to a multiple of 16."""
     decoder = FusedDecoder(make("qwen3"), torch.float32)
     generator = torch.Generator().manual_seed(0)
-    decoder.head = torch.randint(-3, 4, (9000, 24), generator=generator).float().T
+    decoder.head, decoder.vocabulary = torch.randint(-3, 4, (9000, 24), generator=generator).float().T, 9000
     unit = torch.randint(-3, 4, (rows, 24), generator=generator).float()
     real, shapes = products._OPERATOR, []
     monkeypatch.setattr(products, "_OPERATOR", lambda a, w, *rest: shapes.append(w.shape) or real(a, w, *rest))
     out = decoder._wide_logits(unit, torch.empty(rows, 9000))
     assert torch.equal(out, unit @ decoder.head)
     assert shapes == [(8192, 24), (808, 24)]
+    shapes.clear()
+    out = decoder._packed()._wide_logits(unit, None)
+    assert torch.equal(out, unit @ decoder.head)
+    assert shapes == [(9000, 24)]
+
+
+def test_batches_of_few_steps_are_not_packed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fused, "packed", lambda b: pytest.fail("packed"))
+    decoder = FusedDecoder(make("qwen3").to(torch.bfloat16), torch.bfloat16)
+    decoder.start([[3, 4, 5]], [0], fused._PACKED_STEPS - 1, 1.0)
+
+
+@pytest.mark.skipif(not products.packable(torch.ones(1).bfloat16()), reason="no oneDNN products in BF16 here")
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2"])
+def test_packed_bfloat16_weights_give_the_same_logits(kind: str):
+    decoder = FusedDecoder(make(kind).to(torch.bfloat16), torch.bfloat16)
+    prompts, rows = BATCHES["padded"]
+    packed = decoder._packed()
+    assert all(x.qkv.is_mkldnn and x.out.is_mkldnn and x.gate_up.is_mkldnn and x.down.is_mkldnn for x in packed.layers)
+    with torch.inference_mode():
+        plain, other = (fused._FusedSequences(w, prompts, rows, 8, 1.25) for w in (decoder, packed))
+        for step in range(8):
+            assert torch.equal(plain.logits, other.logits)
+            tokens = torch.full((len(rows),), 3 + step)
+            plain.step(tokens)
+            other.step(tokens)
 
 
 def test_bfloat16_products_stay_near_the_exact_logits():
