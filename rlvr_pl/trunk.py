@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rlvr_pl.adapters import is_adapted
-from rlvr_pl.core.products import rows_product, sum_product
+from rlvr_pl.core.products import block_product, row_blocks, rows_product, sum_product
 from rlvr_pl.policy import Policy
 from rlvr_pl.sampling.fused import fusable
 
@@ -147,8 +147,7 @@ def _unit_backward_(grad: Tensor, unit: Tensor, size: Tensor) -> Tensor:
     return grad.addcmul_(unit, along, value=-1).div_(size)
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    y = rows_product(x, weight.T)
+def _biased(y: Tensor, bias: Tensor | None) -> Tensor:
     return y if bias is None else y.add_(bias)
 
 
@@ -175,7 +174,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, qkv, qkv_bias, turned, out, out_bias, rope, shape, floor, head_floor):  # type: ignore[override]
         unit, size = _unit(x, floor)
-        heads = _linear(unit, qkv, qkv_bias).view(len(x), -1, shape.dim)
+        heads = _biased(rows_product(unit, qkv.T), qkv_bias).view(len(x), -1, shape.dim)
         head_units = head_sizes = None
         if turned is None:
             rotated = heads[:, : shape.turned].contiguous()
@@ -191,8 +190,7 @@ class _Attention(torch.autograd.Function):
         flat = mixed.detach().transpose(1, 2).reshape(len(x), -1)
         ctx.shape, ctx.attention = shape, (q, k, v, mixed)
         ctx.save_for_backward(unit, size, head_units, head_sizes, flat, qkv, qkv_bias, turned, out, out_bias, rope)
-        y = rows_product(flat, out.T).add_(x)
-        return y if out_bias is None else y.add_(out_bias)
+        return _biased(rows_product(flat, out.T).add_(x), out_bias)
 
     @staticmethod
     @once_differentiable
@@ -225,32 +223,45 @@ class _Attention(torch.autograd.Function):
 
 
 class _GatedMLP(torch.autograd.Function):
-    """x [n s, h] plus ``down(silu(gate) up)`` of its normed self."""
+    """x [n s, h] plus ``down(silu(gate) up)`` of its normed self, in blocks of rows that stay in the caches.
+
+    What is kept for the backward is the product of gate and up; silu and what it gates are cheap there.
+    """
 
     @staticmethod
     def forward(ctx, x, gate_up, gate_up_bias, down, down_bias, floor):  # type: ignore[override]
-        unit, size = _unit(x, floor)
-        inner = _linear(unit, gate_up, gate_up_bias)
-        gate, up = inner.chunk(2, 1)
-        open_ = F.silu(gate)
-        gated = open_ * up
-        ctx.save_for_backward(unit, size, inner, open_, gated, gate_up, gate_up_bias, down, down_bias)
-        y = rows_product(gated, down.T).add_(x)
-        return y if down_bias is None else y.add_(down_bias)
+        y, kept = torch.empty_like(x), []
+        for rows in row_blocks(len(x), x, gate_up, down):
+            unit, size = _unit(x[rows], floor)
+            inner = _biased(block_product(unit, gate_up.T, rows), gate_up_bias)
+            gate, up = inner.chunk(2, 1)
+            torch.add(block_product(F.silu(gate).mul_(up), down.T, rows), x[rows], out=y[rows])
+            kept += unit, size, inner
+        ctx.save_for_backward(gate_up, gate_up_bias, down, down_bias, *kept)
+        return _biased(y, down_bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):  # type: ignore[override]
-        unit, size, inner, open_, gated, gate_up, gate_up_bias, down, down_bias = ctx.saved_tensors
-        gate, up = inner.chunk(2, 1)
-        grad_inner = torch.empty_like(inner)
-        grad_gate, grad_up = grad_inner.chunk(2, 1)
-        grad_gated = rows_product(grad, down)
-        torch.mul(grad_gated, open_, out=grad_up)
-        torch.ops.aten.silu_backward.grad_input(grad_gated.mul_(up), gate, grad_input=grad_gate)
-        grad_x = _unit_backward_(rows_product(grad_inner, gate_up), unit, size).add_(grad)
-        own = (grad_x, sum_product(grad_inner, unit), _bias_grad(grad_inner, gate_up_bias), sum_product(grad, gated))
-        return *own, _bias_grad(grad, down_bias), None
+        gate_up, gate_up_bias, down, down_bias, *kept = ctx.saved_tensors
+        grad_x = torch.empty_like(grad)
+        grad_gate_up, grad_down = torch.zeros_like(gate_up), torch.zeros_like(down)
+        grad_bias = None if gate_up_bias is None else torch.zeros_like(gate_up_bias)
+        blocks = row_blocks(len(grad), grad, gate_up, down)
+        for rows, unit, size, inner in zip(blocks, kept[::3], kept[1::3], kept[2::3]):
+            (gate, up), above = inner.chunk(2, 1), grad[rows]
+            open_ = F.silu(gate)
+            grad_down += block_product(above.T, open_ * up, rows)
+            grad_gated = block_product(above, down, rows)
+            grad_inner = torch.empty_like(inner)
+            grad_gate, grad_up = grad_inner.chunk(2, 1)
+            torch.mul(grad_gated, open_, out=grad_up)
+            torch.ops.aten.silu_backward.grad_input(grad_gated.mul_(up), gate, grad_input=grad_gate)
+            grad_gate_up += block_product(grad_inner.T, unit, rows)
+            if grad_bias is not None:
+                grad_bias += grad_inner.sum(0)
+            torch.add(_unit_backward_(block_product(grad_inner, gate_up, rows), unit, size), above, out=grad_x[rows])
+        return grad_x, grad_gate_up, grad_bias, grad_down, _bias_grad(grad, down_bias), None
 
 
 def _pairs(heads: Tensor) -> Tensor:

@@ -54,15 +54,27 @@ def packed_product(a: Tensor, b: Tensor) -> Tensor:
     return _OPERATOR(a, b, None, "none", [], "")
 
 
+def row_blocks(rows: int, *factors: Tensor) -> list[slice]:
+    """Blocks of rows for products of these factors: what `ROWS` leave over first, then those of `ROWS`."""
+    if not quick(*factors):
+        return [slice(0, rows)]
+    whole = rows // ROWS * ROWS
+    left = [slice(whole, rows)] if whole < rows else []
+    return left + [slice(first, first + ROWS) for first in range(0, whole, ROWS)]
+
+
+def block_product(a: Tensor, b: Tensor, rows: slice) -> Tensor:
+    """a @ b, where `rows` is the one of `row_blocks` that runs along the rows of a, or along its columns."""
+    return product(a, b) if rows.stop - rows.start == ROWS and quick(a, b) else a @ b
+
+
 def rows_product(a: Tensor, b: Tensor) -> Tensor:
     """a [m, k] @ b [k, n], in blocks of rows of a."""
     if not quick(a, b):
         return a @ b
-    out, whole = a.new_empty(len(a), b.shape[1]), len(a) // ROWS * ROWS
-    for first in range(0, whole, ROWS):
-        out[first : first + ROWS] = product(a[first : first + ROWS], b)
-    if whole < len(a):
-        torch.mm(a[whole:], b, out=out[whole:])
+    out = a.new_empty(len(a), b.shape[1])
+    for rows in row_blocks(len(a), a, b):
+        out[rows] = block_product(a[rows], b, rows)
     return out
 
 
@@ -70,9 +82,7 @@ def sum_product(a: Tensor, b: Tensor) -> Tensor:
     """a [m, k].T @ b [m, n], summed over blocks of rows of both."""
     if not quick(a, b):
         return a.T @ b
-    whole = len(a) // ROWS * ROWS
-    out = a[whole:].T @ b[whole:]
-    for first in range(0, whole, ROWS):
-        some = slice(first, first + ROWS)
-        out += product(a[some].T, b[some])
+    out = a.new_zeros(a.shape[1], b.shape[1])
+    for rows in row_blocks(len(a), a, b):
+        out += block_product(a[rows].T, b[rows], rows)
     return out
