@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from rlvr_pl.adapters import base, is_adapted, is_replaced, plain
+from rlvr_pl.allocator import LARGE
 from rlvr_pl.core.products import packable, packed, packed_product, product, quick
 from rlvr_pl.sampling.decoder import Decoder, Sequences, left_padded
 
@@ -41,6 +42,8 @@ _ROW_STEP = 16
 _HEAD_BLOCK = 8192
 # Steps of a batch that repay packing the weights for it, which takes as long as 3 to 7 steps gain.
 _PACKED_STEPS = 16
+# Bytes of a packed block of a large head: more than the allocator keeps for itself when they are freed.
+_PACKED_BYTES = LARGE * 3 // 2
 _CLASSES = {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 _FIXED_ROPE = {"default", "linear", "llama3", "yarn"}
 
@@ -126,6 +129,12 @@ class FusedDecoder(Decoder):
             self._rope = torch.empty(0, 1, 1, self.dim // 2, dtype=torch.complex64, device=self.device)
         self.head = self._model.lm_head.weight.detach().to(self.dtype).T
         self.vocabulary: int = self.head.shape[1]
+        self._head_blocks = self._blocks_of_head(_HEAD_BLOCK)
+
+    def _blocks_of_head(self, width: int) -> list[tuple[slice, Tensor]]:
+        """Columns of the head by `width`, and what is in them."""
+        columns = [slice(first, first + width) for first in range(0, self.vocabulary, width)]
+        return [(some, self.head[:, some]) for some in columns]
 
     def _fuse(self, block: Any, old: _Layer | None) -> _Layer:
         attention = block.self_attn
@@ -205,7 +214,8 @@ class FusedDecoder(Decoder):
             ]
             other.head = packed(self.head)
         elif self.wide and self.vocabulary >= _HEAD_BLOCK and packable(self.head):
-            other.head = packed(self.head)
+            width = max(_HEAD_BLOCK, _PACKED_BYTES // (self.width * 4))
+            other._head_blocks = [(columns, packed(block)) for columns, block in self._blocks_of_head(width)]
         return other
 
     def run(self, s: _Scratch, tokens: Tensor, rope: Tensor, attend: Callable[[int], None]) -> None:
@@ -236,21 +246,18 @@ class FusedDecoder(Decoder):
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         unit = (x / size.hypot_(self._floor)).mul_(self._norm).mul_(scale)
         if self.wide:
-            return self._wide_logits(unit, out)
+            return self._wide_logits(unit, unit.new_empty(len(x), self.vocabulary) if out is None else out)
         logits = self._narrow_product(unit, self.head)
         return logits.float() if out is None else out.copy_(logits)
 
-    def _wide_logits(self, unit: Tensor, out: Tensor | None) -> Tensor:
-        """``unit @ head``, in `out` unless the head is packed."""
-        rows = F.pad(unit, (0, 0, 0, -len(unit) % _ROW_STEP))
-        if self.head.is_mkldnn:
-            return packed_product(rows, self.head)[: len(unit)]
-        out = unit.new_empty(len(unit), self.vocabulary) if out is None else out
+    def _wide_logits(self, unit: Tensor, out: Tensor) -> Tensor:
+        """``unit @ head`` into `out`, whose memory is used again and again where products by oneDNN take new one."""
         if self.vocabulary < _HEAD_BLOCK or not quick(unit, self.head):
             return torch.mm(unit, self.head, out=out)
-        for first in range(0, self.vocabulary, _HEAD_BLOCK):
-            columns = slice(first, first + _HEAD_BLOCK)
-            out[:, columns] = product(rows, self.head[:, columns])[: len(unit)]
+        rows = F.pad(unit, (0, 0, 0, -len(unit) % _ROW_STEP))
+        for columns, block in self._head_blocks:
+            part = packed_product(rows, block) if block.is_mkldnn else product(rows, block)
+            out[:, columns] = part[: len(unit)]
         return out
 
     def _unit(self, s: _Scratch, norm: Tensor | None) -> None:

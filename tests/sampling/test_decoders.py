@@ -135,19 +135,19 @@ def test_logits_are_those_of_the_whole_text(kind: str, batch: str):
 def test_a_large_head_goes_to_onednn_in_blocks(monkeypatch: pytest.MonkeyPatch, rows: int):
     """Whole numbers, so that the sums of 24 products are exact in FP32. 9,000 columns are a block of 8,192 and one of
     808; rows are filled up to a multiple of 16."""
-    decoder = FusedDecoder(make("qwen3"), torch.float32)
+    model = make("qwen3")
     generator = torch.Generator().manual_seed(0)
-    decoder.head, decoder.vocabulary = torch.randint(-3, 4, (9000, 24), generator=generator).float().T, 9000
+    model.lm_head.weight = nn.Parameter(torch.randint(-3, 4, (9000, 24), generator=generator).float())
+    decoder = FusedDecoder(model, torch.float32)
     unit = torch.randint(-3, 4, (rows, 24), generator=generator).float()
     real, shapes = products._OPERATOR, []
     monkeypatch.setattr(products, "_OPERATOR", lambda a, w, *rest: shapes.append(w.shape) or real(a, w, *rest))
     out = decoder._wide_logits(unit, torch.empty(rows, 9000))
     assert torch.equal(out, unit @ decoder.head)
     assert shapes == [(8192, 24), (808, 24)]
-    shapes.clear()
-    out = decoder._packed()._wide_logits(unit, None)
-    assert torch.equal(out, unit @ decoder.head)
-    assert shapes == [(9000, 24)]
+    packed = decoder._packed()
+    assert all(block.is_mkldnn for _, block in packed._head_blocks)
+    assert torch.equal(packed._wide_logits(unit, torch.empty(rows, 9000)), out)
 
 
 def test_batches_of_few_steps_are_not_packed(monkeypatch: pytest.MonkeyPatch):
