@@ -94,7 +94,7 @@ def _invert_row(probs: NDArray[np.float32], uniform: float, top_p: float) -> tup
         first, last = np.searchsorted(above[1:-1], [value - slack, value + slack], side="right").tolist()
         larger = probs >= edges[first]
         entries = np.sort(probs[(probs >= edges[last + 1]) ^ larger])[::-1]
-        return np.count_nonzero(larger), entries, entries.cumsum(dtype=np.float64) + above[first]
+        return int(np.count_nonzero(larger)), entries, entries.cumsum(dtype=np.float64) + above[first]
 
     last, mass = len(probs) - 1, above[-1]
     if top_p < 1:
