@@ -37,9 +37,9 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 def packable(*factors: Tensor) -> bool:
     """Whether `packed` takes these: FP32 or, where the processor has products in it, BF16 on a CPU."""
     dtypes = {x.dtype for x in factors}
-    halves = torch.bfloat16 not in dtypes or torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    known = dtypes <= {torch.float32, torch.bfloat16} and all(x.device.type == "cpu" for x in factors)
-    return _PACK is not None and known and halves
+    if _PACK is None or dtypes - {torch.float32, torch.bfloat16} or any(x.device.type != "cpu" for x in factors):
+        return False
+    return torch.bfloat16 not in dtypes or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def packed(b: Tensor) -> Tensor:

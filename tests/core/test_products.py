@@ -54,3 +54,20 @@ def test_without_the_operator_everything_is_torchs(monkeypatch: pytest.MonkeyPat
     assert not quick(a, b)
     assert torch.equal(rows_product(a, b), a @ b)
     assert torch.equal(sum_product(a, a), a.T @ a)
+
+
+@needs_operator
+@pytest.mark.parametrize("rows", [1, 16, 33])
+def test_a_packed_factor_gives_the_same_products(rows: int) -> None:
+    a, b = integers(rows, 24), integers(24, 40, seed=1)
+    assert products.packable(a, b)
+    assert torch.equal(products.packed_product(a, products.packed(b)), a @ b)
+    assert torch.equal(products.packed_product(a, products.packed(b[:, 8:20])), a @ b[:, 8:20])
+
+
+def test_what_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not products.packable(integers(2, 2).double())
+    assert not products.packable(integers(2, 2), integers(2, 2).half())
+    monkeypatch.setattr(products, "_PACK", None)
+    assert not products.packable(integers(2, 2))
+    assert not products.packable(integers(2, 2).bfloat16())
