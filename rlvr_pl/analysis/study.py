@@ -206,8 +206,9 @@ class Watch:
         for job in self.jobs:
             if job.state != self._said[job.name]:
                 self._said[job.name] = job.state
-                more = f" ({job.seconds:.0f} s)" if job.state == "finished" else f": {job.reason}" if job.reason else ""
-                print(f"rlvr-pl: {job.name}: {job.state}{more}{self._left()}", file=sys.stderr, flush=True)
+                took = f" ({job.seconds:.0f} s)" if job.state == "finished" else ""
+                why = f": {job.reason}" if job.reason and not took else ""
+                print(f"rlvr-pl: {job.name}: {job.state}{took}{self._left()}{why}", file=sys.stderr, flush=True)
 
     def table(self) -> Any:
         """The state of every run."""

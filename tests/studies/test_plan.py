@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rlvr_pl.config_file import read_config
 from rlvr_pl.configs import FOLDER
 from rlvr_pl.errors import UserError
 from rlvr_pl.study.plan import find_study, flatten, merge, read_study
@@ -61,6 +62,15 @@ def test_start_order_and_panel_become_settings(study_file):
         "validation": "embedded:drift",
     }
     assert settings["objective"]["init_args"] == {"mask_truncated": True}
+
+
+def test_a_shipped_config_serves_as_base_by_its_name(tmp_path, study_file):
+    given = {"start: embedded:start": "start: embedded:start\nbase: quickstart.yaml"}
+    study = read_study(study_file(**given))
+    shipped = read_config(FOLDER / "quickstart.yaml")
+    assert study.config["model"]["temperature"] == shipped["model"]["temperature"]
+    (tmp_path / "quickstart.yaml").write_text("model: {top_p: 0.25}\n")  # one beside the study comes first
+    assert read_study(study_file(**given)).config["model"]["top_p"] == 0.25
 
 
 def test_a_base_config_lies_beneath(tmp_path, study_file):
