@@ -59,7 +59,7 @@ def row_blocks(rows: int, *factors: Tensor) -> list[slice]:
     if not quick(*factors):
         return [slice(0, rows)]
     whole = rows // ROWS * ROWS
-    left = [slice(whole, rows)] if whole < rows else []
+    left = [slice(whole, rows)] if whole < rows or not rows else []
     return left + [slice(first, first + ROWS) for first in range(0, whole, ROWS)]
 
 
@@ -70,19 +70,19 @@ def block_product(a: Tensor, b: Tensor, rows: slice) -> Tensor:
 
 def rows_product(a: Tensor, b: Tensor) -> Tensor:
     """a [m, k] @ b [k, n], in blocks of rows of a."""
-    if not quick(a, b):
-        return a @ b
+    blocks = row_blocks(len(a), a, b)
+    if len(blocks) == 1:
+        return block_product(a, b, blocks[0])
     out = a.new_empty(len(a), b.shape[1])
-    for rows in row_blocks(len(a), a, b):
+    for rows in blocks:
         out[rows] = block_product(a[rows], b, rows)
     return out
 
 
 def sum_product(a: Tensor, b: Tensor) -> Tensor:
     """a [m, k].T @ b [m, n], summed over blocks of rows of both."""
-    if not quick(a, b):
-        return a.T @ b
-    out = a.new_zeros(a.shape[1], b.shape[1])
-    for rows in row_blocks(len(a), a, b):
+    first, *others = row_blocks(len(a), a, b)
+    out = block_product(a[first].T, b[first], first)
+    for rows in others:
         out += block_product(a[rows].T, b[rows], rows)
     return out
