@@ -206,14 +206,16 @@ class FusedDecoder(Decoder):
 
     def _packed(self) -> FusedDecoder:
         """Itself, with what oneDNN multiplies packed for one batch: BF16 weights of blocks, and a large head."""
+        if not packable(self.head) or (self.wide and self.vocabulary < _HEAD_BLOCK):
+            return self
         other = copy.copy(self)
-        if not self.wide and packable(self.head):
+        if not self.wide:
             other.layers = [
                 replace(x, qkv=packed(x.qkv), out=packed(x.out), gate_up=packed(x.gate_up), down=packed(x.down))
                 for x in self.layers
             ]
             other.head = packed(self.head)
-        elif self.wide and self.vocabulary >= _HEAD_BLOCK and packable(self.head):
+        else:
             width = max(_HEAD_BLOCK, _PACKED_BYTES // (self.width * 4))
             other._head_blocks = [(columns, packed(block)) for columns, block in self._blocks_of_head(width)]
         return other
