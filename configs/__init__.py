@@ -1,11 +1,18 @@
 """The shipped configs: commented YAML, one file per recipe or arm."""
 
+import os
 from pathlib import Path
 
 if __name__ != "rlvr_pl.configs":
     raise ImportError(f"import this package as rlvr_pl.configs, not as {__name__}")
 
 FOLDER = Path(__file__).parent
+
+
+def here_or_shipped(path: Path, name: str) -> Path:
+    """`path`, or the shipped config called `name` where nothing is at `path`."""
+    shipped = FOLDER / name
+    return shipped if not os.path.lexists(path) and shipped.is_file() else path
 
 
 def find_config(name: str) -> Path:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from rlvr_pl.config_file import read_config
-from rlvr_pl.configs import FOLDER
+from rlvr_pl.configs import FOLDER, here_or_shipped
 from rlvr_pl.errors import UserError
 from rlvr_pl.grading.base import Grader
 from rlvr_pl.mistakes import known_classes
@@ -23,9 +24,9 @@ def shipped_configs(argv: Sequence[str]) -> list[str]:
         flag, equals, value = word.partition("=")
         if flag in ("--config", "-c") and (equals or i + 1 < len(words)):
             value = value if equals else words[i + 1]
-            shipped = FOLDER / value
-            if not os.path.lexists(value) and shipped.is_file():
-                words[i if equals else i + 1] = f"{flag}={shipped}" if equals else str(shipped)
+            found = here_or_shipped(Path(value), value)
+            if found != Path(value):
+                words[i if equals else i + 1] = f"{flag}={found}" if equals else str(found)
     return words
 
 

@@ -157,9 +157,12 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _shared_settings(path: Path, content: Mapping[str, Any], start: str) -> dict[str, Any]:
     """Settings of the base file, then those of the study, then start, order and panel."""
+    from rlvr_pl.configs import here_or_shipped
+
     base: dict[str, Any] = {}
     if content.get("base") is not None:
-        base = read_config(_base(path, _typed(path, content, "base", str)))
+        name = _typed(path, content, "base", str)
+        base = read_config(here_or_shipped(path.parent / name, name))
         data = base.pop("data", {})
         base["data"] = data if "init_args" in data else {"init_args": data}
     own = _typed(path, content, "config", dict, {})
@@ -169,14 +172,6 @@ def _shared_settings(path: Path, content: Mapping[str, Any], start: str) -> dict
         data["validation"] = content["panel"]
     settings = merge(merge(base, own), {"policy": {"name": start}})
     return merge(settings, {"data": {"init_args": data}}) if data else settings
-
-
-def _base(path: Path, name: str) -> Path:
-    """The config beside the study's file, or the shipped one of that name where there is none."""
-    from rlvr_pl.configs import FOLDER
-
-    beside, shipped = path.parent / name, FOLDER / name
-    return shipped if not beside.exists() and shipped.is_file() else beside
 
 
 def _arm(path: Path, name: Any, value: Any) -> Arm:
