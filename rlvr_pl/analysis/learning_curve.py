@@ -7,13 +7,13 @@ correct}].
 from __future__ import annotations
 
 import argparse
-import io
 from pathlib import Path
 from typing import Any
 
 from rlvr_pl.analysis.command import Result, add_output_arguments
+from rlvr_pl.analysis.plot import write_figure
 from rlvr_pl.errors import UserError
-from rlvr_pl.records import RunFolder, atomic_write_bytes, check_place
+from rlvr_pl.records import RunFolder, check_place
 
 SMOOTH = 10  # updates in the running mean
 
@@ -71,9 +71,7 @@ def draw(rows: list[dict[str, str]], validation: list[dict[str, str]], out: Path
     axes.set(xlabel="update", ylabel="share of right answers", ylim=(-0.03, 1.03), title="Learning curve")
     axes.grid(alpha=0.3)
     axes.legend(loc="upper left", fontsize=8)
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=150)
-    atomic_write_bytes(out, drawn.getvalue())
+    write_figure(figure, out, dpi=150)
     plt.close(figure)
 
 

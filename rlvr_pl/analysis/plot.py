@@ -133,11 +133,16 @@ def save(fig: Any, out: Path) -> list[Path]:
     files = {out.with_suffix(".png"): {"dpi": 200}, out.with_suffix(".svg"): {"metadata": {"Date": None}}}
     with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "rlvr-pl"}):
         for path, how in files.items():
-            drawn = io.BytesIO()
-            fig.savefig(drawn, format=path.suffix[1:], **how)
-            atomic_write_bytes(path, drawn.getvalue())
+            write_figure(fig, path, **how)
     plt.close(fig)
     return list(files)
+
+
+def write_figure(fig: Any, path: Path, **how: Any) -> None:
+    """Write a figure of matplotlib, whole or not at all; `how` goes to its `savefig`."""
+    drawn = io.BytesIO()
+    fig.savefig(drawn, format=path.suffix[1:], **how)
+    atomic_write_bytes(path, drawn.getvalue())
 
 
 # ---- panels ----------------------------------------------------------------------------------------------------------
